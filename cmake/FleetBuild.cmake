@@ -1,0 +1,33 @@
+# How every target here is compiled: warnings, sanitizers, ccache, and one precompiled header for all of them.
+
+find_program(FLEET_CCACHE ccache)
+if(FLEET_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # A precompiled header is only cached when ccache may ignore its time stamps.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+    CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${FLEET_CCACHE})
+endif()
+
+add_library(fleet_flags INTERFACE)
+target_compile_options(fleet_flags INTERFACE -Wall -Wextra -Wno-unused-parameter -fPIC -fpch-preprocess)
+if(FLEET_WARNINGS_AS_ERRORS)
+  target_compile_options(fleet_flags INTERFACE -Werror)
+endif()
+if(FLEET_SANITIZE)
+  target_compile_options(fleet_flags INTERFACE -fsanitize=${FLEET_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(fleet_flags INTERFACE -fsanitize=${FLEET_SANITIZE})
+endif()
+
+# fleet_target(NAME): flags and the shared precompiled header.
+function(fleet_target name)
+  target_link_libraries(${name} PRIVATE fleet_flags fmt::fmt nlohmann_json::nlohmann_json)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  if(NOT name STREQUAL "fleet_pch")
+    target_precompile_headers(${name} REUSE_FROM fleet_pch)
+  endif()
+endfunction()
+
+add_library(fleet_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
+target_link_libraries(fleet_pch PRIVATE fleet::torch)
+fleet_target(fleet_pch)
+target_precompile_headers(fleet_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/pch.h)

@@ -1,0 +1,50 @@
+#include "fleet/core/error.h"
+
+#include <cstdio>
+
+namespace fleet {
+namespace {
+
+std::string compose(std::string_view area, std::string_view what, std::string_view fix) {
+  std::string text = fmt::format("[{}] {}", area, what);
+  if (!fix.empty()) text += fmt::format("\n  fix: {}", fix);
+  return text;
+}
+
+}  // namespace
+
+Error::Error(std::string_view area, std::string_view what, std::string_view fix)
+    : std::runtime_error(compose(area, what, fix)) {}
+
+Error Error::all(std::string_view area, std::string_view headline,
+                 const std::vector<std::string>& problems, std::string_view fix) {
+  FLEET_ASSERT(!problems.empty(), "an error without a problem");
+  std::string text(headline);
+  for (const auto& problem : problems) text += "\n  - " + problem;
+  return Error(compose(area, text, fix));
+}
+
+void print_error(const std::exception& error) {
+  std::fflush(stdout);
+  fmt::print(stderr, "error: {}\n", error.what());
+}
+
+int run_main(int (*body)(int, char**), int argc, char** argv) {
+  try {
+    return body(argc, argv);
+  } catch (const UsageError& error) {
+    print_error(error);
+    return 2;
+  } catch (const std::exception& error) {
+    print_error(error);
+    return 1;
+  }
+}
+
+void detail::assertion_failed(const char* condition, const char* file, int line,
+                              const std::string& message) {
+  throw std::logic_error(fmt::format("internal error at {}:{}: {} ({}). Please report this.", file,
+                                     line, message, condition));
+}
+
+}  // namespace fleet

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fleet {
+
+/// A mistake that the user can mend, or a failure that the user must hear about.
+///
+/// The text says what happened with its values, why it matters, and on a line of its own what to do:
+///
+///   throw Error("data", "label 12 is outside 0..9 in train.txt:7",
+///               "check the label file");
+class Error : public std::runtime_error {
+ public:
+  Error(std::string_view area, std::string_view what, std::string_view fix = {});
+
+  /// All problems of one thing in one error; `problems` must not be empty.
+  static Error all(std::string_view area, std::string_view headline,
+                   const std::vector<std::string>& problems, std::string_view fix = {});
+
+ private:
+  explicit Error(const std::string& text) : std::runtime_error(text) {}
+};
+
+/// Prints an exception the way every Fleet program does ("error: ..."), on standard error.
+void print_error(const std::exception& error);
+
+/// Runs `body` as a program's main: 0 when it returns, 1 for an error, 2 for a UsageError.
+int run_main(int (*body)(int, char**), int argc, char** argv);
+
+/// A wrong command line; `run_main` turns it into exit code 2.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+namespace detail {
+[[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
+                                   const std::string& message);
+}
+
+}  // namespace fleet
+
+/// For broken invariants of Fleet itself; a user's mistake throws `fleet::Error` instead.
+#define FLEET_ASSERT(condition, message) \
+  ((condition) ? (void)0                 \
+               : ::fleet::detail::assertion_failed(#condition, __FILE__, __LINE__, (message)))

@@ -1,0 +1,20 @@
+#include "fleet/core/nearest_name.h"
+
+#include <gtest/gtest.h>
+
+namespace fleet {
+namespace {
+
+TEST(NearestNameTest, FindsTheNameThatWasMeant) {
+  const std::vector<std::string> known = {"k_steps", "avg", "begin_step"};
+  EXPECT_EQ(did_you_mean("k_step", known), " (did you mean 'k_steps'?)");
+  EXPECT_EQ(did_you_mean("K-Steps", known), " (did you mean 'k_steps'?)");
+  EXPECT_EQ(did_you_mean("averge", {"average"}), " (did you mean 'average'?)");
+}
+
+TEST(NearestNameTest, IsSilentWhenNothingIsNear) {
+  EXPECT_EQ(did_you_mean("learning_rate", {"k_steps", "avg"}), "");
+}
+
+}  // namespace
+}  // namespace fleet
