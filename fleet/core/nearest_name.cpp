@@ -1,6 +1,7 @@
 #include "fleet/core/nearest_name.h"
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 
 namespace fleet {
