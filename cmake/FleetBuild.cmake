@@ -20,7 +20,7 @@ endif()
 
 # fleet_target(NAME): flags and the shared precompiled header.
 function(fleet_target name)
-  target_link_libraries(${name} PRIVATE fleet_flags fmt::fmt nlohmann_json::nlohmann_json)
+  target_link_libraries(${name} PRIVATE fleet_flags nlohmann_json::nlohmann_json)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   if(NOT name STREQUAL "fleet_pch")
     target_precompile_headers(${name} REUSE_FROM fleet_pch)

@@ -1,6 +1,6 @@
 // What nearly every source here includes, parsed once. Kept small on purpose: GCC instantiates again, in every
 // source, each template that the precompiled header left pending. torch/torch.h costs 6 s more per source
-// than this, fmt/format.h header-only 4 s; a source that builds layers includes torch/nn.h itself.
+// than this; a source that builds layers includes torch/nn.h itself.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -13,6 +13,6 @@
 #include <variant>
 #include <vector>
 
-#include <fmt/core.h>
+#include <fmt/base.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>

@@ -2,12 +2,14 @@
 
 #include <cstdio>
 
+#include "fleet/core/format.h"
+
 namespace fleet {
 namespace {
 
 std::string compose(std::string_view area, std::string_view what, std::string_view fix) {
-  std::string text = fmt::format("[{}] {}", area, what);
-  if (!fix.empty()) text += fmt::format("\n  fix: {}", fix);
+  std::string text = format("[{}] {}", area, what);
+  if (!fix.empty()) text += format("\n  fix: {}", fix);
   return text;
 }
 
@@ -26,7 +28,7 @@ Error Error::all(std::string_view area, std::string_view headline,
 
 void print_error(const std::exception& error) {
   std::fflush(stdout);
-  fmt::print(stderr, "error: {}\n", error.what());
+  std::fprintf(stderr, "error: %s\n", error.what());
 }
 
 int run_main(int (*body)(int, char**), int argc, char** argv) {
@@ -43,8 +45,8 @@ int run_main(int (*body)(int, char**), int argc, char** argv) {
 
 void detail::assertion_failed(const char* condition, const char* file, int line,
                               const std::string& message) {
-  throw std::logic_error(fmt::format("internal error at {}:{}: {} ({}). Please report this.", file,
-                                     line, message, condition));
+  throw std::logic_error(format("internal error at {}:{}: {} ({}). Please report this.", file, line,
+                                message, condition));
 }
 
 }  // namespace fleet

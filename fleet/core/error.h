@@ -9,7 +9,8 @@ namespace fleet {
 
 /// A mistake that the user can mend, or a failure that the user must hear about.
 ///
-/// The text says what happened with its values, why it matters, and on a line of its own what to do:
+/// The text says what happened with its values, why it matters, and on a line of its own what to
+/// do:
 ///
 ///   throw Error("data", "label 12 is outside 0..9 in train.txt:7",
 ///               "check the label file");

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdio>
 
+#include "fleet/core/format.h"
+
 namespace fleet::log {
 namespace {
 
@@ -22,7 +24,7 @@ void put(int fd, const std::string& line) {
   }
 }
 
-std::string speaker() { return g_world > 1 ? fmt::format("rank {}: ", g_rank.load()) : ""; }
+std::string speaker() { return g_world > 1 ? format("rank {}: ", g_rank.load()) : ""; }
 
 }  // namespace
 
@@ -32,23 +34,23 @@ void set_rank(int rank, int world_size) {
 }
 
 void info(std::string_view area, std::string_view message) {
-  if (g_rank == 0) put(STDOUT_FILENO, fmt::format("[{}] {}\n", area, message));
+  if (g_rank == 0) put(STDOUT_FILENO, format("[{}] {}\n", area, message));
 }
 
 void warn(std::string_view area, std::string_view message) {
-  if (g_rank == 0) put(STDERR_FILENO, fmt::format("[{}] warning: {}\n", area, message));
+  if (g_rank == 0) put(STDERR_FILENO, format("[{}] warning: {}\n", area, message));
 }
 
 void info_here(std::string_view area, std::string_view message) {
-  put(STDOUT_FILENO, fmt::format("[{}] {}{}\n", area, speaker(), message));
+  put(STDOUT_FILENO, format("[{}] {}{}\n", area, speaker(), message));
 }
 
 void warn_here(std::string_view area, std::string_view message) {
-  put(STDERR_FILENO, fmt::format("[{}] warning: {}{}\n", area, speaker(), message));
+  put(STDERR_FILENO, format("[{}] warning: {}{}\n", area, speaker(), message));
 }
 
 void plain(std::string_view text) {
-  if (g_rank == 0) put(STDOUT_FILENO, fmt::format("{}\n", text));
+  if (g_rank == 0) put(STDOUT_FILENO, format("{}\n", text));
 }
 
 }  // namespace fleet::log

@@ -4,8 +4,8 @@
 
 namespace fleet::log {
 
-/// Lines are `[area] message`. `info` and `warn` speak on rank 0 only, `*_here` on every rank, with its
-/// number when there are several: for what concerns one rank.
+/// Lines are `[area] message`. `info` and `warn` speak on rank 0 only, `*_here` on every rank, with
+/// its number when there are several: for what concerns one rank.
 void info(std::string_view area, std::string_view message);
 void warn(std::string_view area, std::string_view message);
 void info_here(std::string_view area, std::string_view message);

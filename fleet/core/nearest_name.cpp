@@ -4,6 +4,8 @@
 #include <cctype>
 #include <numeric>
 
+#include "fleet/core/format.h"
+
 namespace fleet {
 namespace {
 
@@ -39,8 +41,9 @@ std::vector<std::string> nearest_names(std::string_view wanted,
   for (const auto& name : known) {
     const std::string have = folded(name);
     size_t distance = edit_distance(want, have);
-    const bool part = want.size() >= 3 && have.size() >= 3 &&
-                      (have.find(want) != std::string::npos || want.find(have) != std::string::npos);
+    const bool part =
+        want.size() >= 3 && have.size() >= 3 &&
+        (have.find(want) != std::string::npos || want.find(have) != std::string::npos);
     if (part) distance = std::min<size_t>(distance, 2);
     if (distance <= std::max<size_t>(2, want.size() / 3)) near.emplace_back(distance, name);
   }
@@ -58,7 +61,7 @@ std::string did_you_mean(std::string_view wanted, const std::vector<std::string>
   if (names.empty()) return "";
   std::string text = " (did you mean";
   for (size_t i = 0; i < names.size(); ++i) {
-    text += fmt::format("{} '{}'", i == 0 ? "" : i + 1 == names.size() ? " or" : ",", names[i]);
+    text += format("{} '{}'", i == 0 ? "" : i + 1 == names.size() ? " or" : ",", names[i]);
   }
   return text + "?)";
 }

@@ -6,8 +6,8 @@
 
 namespace fleet {
 
-/// The names that `wanted` was probably meant to be, best first: small edit distance, or one is part of the
-/// other. Empty when nothing is near.
+/// The names that `wanted` was probably meant to be, best first: small edit distance, or one is
+/// part of the other. Empty when nothing is near.
 std::vector<std::string> nearest_names(std::string_view wanted,
                                        const std::vector<std::string>& known, size_t most = 3);
 
