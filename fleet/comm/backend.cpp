@@ -1,0 +1,58 @@
+#define FMT_HEADER_ONLY 1
+#define USE_C10D_GLOO 1
+#include "fleet/comm/backend.h"
+
+#include <dlfcn.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "fleet/comm/communicator.h"
+#include "fleet/comm/nccl_plugin.h"
+#include "fleet/comm/store.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+namespace fleet::comm {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const Store& store, int rank, int size,
+                                            const CommunicatorOptions& options) {
+  auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  const auto address = options.address.empty() ? std::string("127.0.0.1") : options.address;
+  gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  gloo->threads = 2;
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store.raw(), rank, size, gloo);
+}
+
+// A plug-in, because whatever links libtorch_cuda.so starts only where all of CUDA's libraries are.
+c10::intrusive_ptr<c10d::Backend> make_nccl(const Store& store, int rank, int size,
+                                            const CommunicatorOptions& options) {
+  void* library = ::dlopen("libfleet_nccl.so", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw Error("comm", format("the NCCL backend cannot be loaded: {}", ::dlerror()),
+                "build Fleet where a CUDA toolkit is (FLEET_NCCL=ON) against a full CUDA LibTorch, "
+                "or use the gloo backend");
+  }
+  auto* const make = reinterpret_cast<NcclPluginMake>(::dlsym(library, kNcclPluginSymbol));
+  FLEET_ASSERT(make != nullptr, "libfleet_nccl.so without its entry");
+  return make(store.raw(), rank, size, options.timeout);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const Store& store, int rank, int size,
+                                               const CommunicatorOptions& options) {
+  try {
+    if (options.backend == "gloo") return make_gloo(store, rank, size, options);
+    if (options.backend == "nccl") return make_nccl(store, rank, size, options);
+  } catch (const c10::Error& error) {
+    throw Error("comm",
+                format("rank {} could not connect to its {} peers within {:.0f} s: {}", rank,
+                       size - 1, static_cast<double>(options.timeout.count()) / 1e3,
+                       error.what_without_backtrace()),
+                "see whether every rank was started and can reach the others' addresses");
+  }
+  throw Error("comm", format("there is no backend '{}'", options.backend), "use gloo or nccl");
+}
+
+}  // namespace fleet::comm

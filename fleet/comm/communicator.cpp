@@ -1,0 +1,229 @@
+#define FMT_HEADER_ONLY 1
+#include "fleet/comm/communicator.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "fleet/comm/backend.h"
+#include "fleet/comm/peer_watch.h"
+#include "fleet/comm/store.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+namespace fleet::comm {
+namespace {
+
+using Clock = std::chrono::system_clock;
+
+std::string clock_time(Clock::time_point when) {
+  const std::time_t seconds = Clock::to_time_t(when);
+  std::tm parts{};
+  localtime_r(&seconds, &parts);
+  return format("{:02}:{:02}:{:02}", parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
+std::string describe(const torch::Tensor& tensor) {
+  return format("{} x {}, {:.1f} MB", tensor.numel(), c10::toString(tensor.scalar_type()),
+                static_cast<double>(tensor.nbytes()) / 1e6);
+}
+
+// The engine's own words, without its source positions and stack.
+std::string first_line(const std::string& text) {
+  auto line = text.substr(0, text.find('\n'));
+  if (const auto bracket = line.find("] "); !line.empty() && line[0] == '[' &&
+                                            bracket != std::string::npos) {
+    line = line.substr(bracket + 2);
+  }
+  return line;
+}
+
+c10d::ReduceOp engine_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kAvg:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    default:
+      return c10d::ReduceOp::SUM;
+  }
+}
+
+}  // namespace
+
+struct Pending::State {
+  c10::intrusive_ptr<c10d::Work> work;
+  torch::Tensor tensor;  // kept until the work is done
+  std::string what;
+  Clock::time_point since;
+  std::chrono::milliseconds timeout;
+  int rank = 0;
+  uint64_t sequence = 0;
+  std::shared_ptr<PeerWatch> watch;
+
+  [[noreturn]] void fail(const std::string& engine) const {
+    const auto seconds = std::chrono::duration<double>(Clock::now() - since).count();
+    const auto who = watch ? watch->diagnose(sequence) : std::string("a peer failed");
+    const char* log_dir = std::getenv("FLEET_LOG_DIR");
+    throw Error("comm",
+                format("rank {}: {} failed after {:.1f} s (since {}): {}\n  engine: {}", rank, what,
+                       seconds, clock_time(since), who, engine),
+                format("read the failed rank's own output{}; the limit for a call is {:.0f} s "
+                       "(FLEET_TIMEOUT_S)",
+                       log_dir ? format(" in {}/workerlog.*", log_dir) : std::string(),
+                       static_cast<double>(timeout.count()) / 1e3));
+  }
+};
+
+Pending::Pending() = default;
+Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Pending::Pending(Pending&&) noexcept = default;
+Pending& Pending::operator=(Pending&&) noexcept = default;
+
+Pending::~Pending() {
+  if (!state_) return;
+  try {
+    state_->work->wait();
+  } catch (const std::exception&) {  // NOLINT: a destructor has nobody to tell
+  }
+}
+
+void Pending::wait() {
+  if (!state_) return;
+  const auto state = std::move(state_);
+  try {
+    state->work->wait(state->timeout + std::chrono::seconds(1));
+  } catch (const std::exception& error) {
+    state->fail(first_line(error.what()));
+  }
+}
+
+bool Pending::done() const { return !state_ || state_->work->isCompleted(); }
+
+struct Communicator::Backend {
+  c10::intrusive_ptr<c10d::Backend> engine;
+  Store store;
+};
+
+Communicator::Communicator() = default;
+
+Communicator::Communicator(const Store& store, int rank, int size, CommunicatorOptions options,
+                           std::shared_ptr<PeerWatch> watch)
+    : rank_(rank), size_(size), options_(std::move(options)), watch_(std::move(watch)) {
+  FLEET_ASSERT(rank >= 0 && rank < size, format("rank {} of {}", rank, size));
+  if (options_.timeout <= std::chrono::milliseconds(0)) {
+    throw Error("comm", format("a time limit of {} ms would fail every call", options_.timeout.count()),
+                "set FLEET_TIMEOUT_S to a number of seconds above 0");
+  }
+  backend_ = std::make_unique<Backend>(
+      Backend{make_backend(store, rank, size, options_), store});
+}
+
+Communicator::~Communicator() = default;
+
+void Communicator::check(const torch::Tensor& tensor, std::string_view call) const {
+  static constexpr std::array kTypes = {torch::kFloat, torch::kDouble, torch::kBFloat16,
+                                        torch::kHalf, torch::kLong};
+  if (!tensor.defined()) throw Error("comm", format("{}: the tensor is undefined", call));
+  if (!tensor.is_contiguous()) {
+    throw Error("comm", format("{}: the tensor is not contiguous", call), "pass tensor.contiguous()");
+  }
+  if (std::find(kTypes.begin(), kTypes.end(), tensor.scalar_type()) == kTypes.end()) {
+    throw Error("comm", format("{}: {} tensors cannot be sent", call,
+                               c10::toString(tensor.scalar_type())),
+                "use float, double, bfloat16, half or int64");
+  }
+}
+
+template <typename Start>
+Pending Communicator::start(std::string what, const torch::Tensor* tensor, Start&& call) {
+  if (size_ == 1) return {};
+  auto state = std::make_unique<Pending::State>();
+  state->what = std::move(what);
+  if (tensor != nullptr) state->tensor = *tensor;
+  state->since = Clock::now();
+  state->timeout = options_.timeout;
+  state->rank = rank_;
+  state->watch = watch_;
+  if (watch_) state->sequence = watch_->starts(state->what);
+  try {
+    state->work = call(*backend_->engine);
+  } catch (const std::exception& error) {
+    state->fail(first_line(error.what()));
+  }
+  return Pending(std::move(state));
+}
+
+Pending Communicator::all_reduce_async(const torch::Tensor& tensor, ReduceOp op,
+                                       std::string_view what) {
+  check(tensor, "all_reduce");
+  if (op == ReduceOp::kAvg && tensor.scalar_type() == torch::kLong) {
+    throw Error("comm", "all_reduce: the average of int64 would be cut off",
+                "reduce with kSum and divide");
+  }
+  return start(format("all_reduce of {} ({})", what, describe(tensor)), &tensor,
+               [&](c10d::Backend& engine) {
+                 std::vector<torch::Tensor> tensors{tensor};
+                 c10d::AllreduceOptions options;
+                 options.reduceOp = engine_op(op);
+                 options.timeout = options_.timeout;
+                 return engine.allreduce(tensors, options);
+               });
+}
+
+void Communicator::all_reduce(const torch::Tensor& tensor, ReduceOp op, std::string_view what) {
+  all_reduce_async(tensor, op, what).wait();
+}
+
+Pending Communicator::broadcast_async(const torch::Tensor& tensor, int root,
+                                      std::string_view what) {
+  check(tensor, "broadcast");
+  if (root < 0 || root >= size_) {
+    throw Error("comm", format("broadcast: there is no rank {} among {}", root, size_));
+  }
+  return start(format("broadcast of {} from rank {} ({})", what, root, describe(tensor)), &tensor,
+               [&](c10d::Backend& engine) {
+                 std::vector<torch::Tensor> tensors{tensor};
+                 c10d::BroadcastOptions options;
+                 options.rootRank = root;
+                 options.timeout = options_.timeout;
+                 return engine.broadcast(tensors, options);
+               });
+}
+
+void Communicator::broadcast(const torch::Tensor& tensor, int root, std::string_view what) {
+  broadcast_async(tensor, root, what).wait();
+}
+
+torch::Tensor Communicator::all_gather(const torch::Tensor& tensor, std::string_view what) {
+  check(tensor, "all_gather");
+  if (size_ == 1) return tensor.unsqueeze(0).clone();
+  auto shape = tensor.sizes().vec();
+  shape.insert(shape.begin(), size_);
+  auto gathered = torch::empty(shape, tensor.options());
+  start(format("all_gather of {} ({})", what, describe(tensor)), &tensor,
+        [&](c10d::Backend& engine) {
+          std::vector<std::vector<torch::Tensor>> outputs{gathered.unbind(0)};
+          std::vector<torch::Tensor> inputs{tensor};
+          c10d::AllgatherOptions options;
+          options.timeout = options_.timeout;
+          return engine.allgather(outputs, inputs, options);
+        })
+      .wait();
+  return gathered;
+}
+
+void Communicator::barrier(std::string_view what) {
+  start(format("barrier ({})", what), nullptr, [&](c10d::Backend& engine) {
+    c10d::BarrierOptions options;
+    options.timeout = options_.timeout;
+    return engine.barrier(options);
+  }).wait();
+}
+
+std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) const {
+  if (size_ == 1) return std::make_shared<Communicator>();
+  return std::make_shared<Communicator>(backend_->store.prefixed(name), rank_, size_, options_,
+                                        watch_);
+}
+
+}  // namespace fleet::comm

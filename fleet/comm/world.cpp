@@ -1,0 +1,189 @@
+#include "fleet/comm/world.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "fleet/comm/peer_watch.h"
+#include "fleet/comm/store.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/core/process_setup.h"
+
+namespace fleet {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct WorldState {
+  RoleMaker role;
+  std::vector<std::string> endpoints;
+  std::optional<comm::Store> hosted;  // kept open by rank 0 when no launcher hosts it
+  std::optional<comm::Store> store;
+  std::shared_ptr<comm::PeerWatch> watch;
+  std::shared_ptr<comm::Communicator> communicator;
+};
+
+// Never destroyed by the end of main: without `shutdown` there is no safe order for it.
+WorldState*& state() {
+  static WorldState* world = nullptr;
+  return world;
+}
+
+const WorldState& joined(const char* call) {
+  if (state() == nullptr) {
+    throw Error("comm", format("{} before fleet::init()", call), "call fleet::init() first in main");
+  }
+  return *state();
+}
+
+milliseconds time_limit() {
+  const char* text = std::getenv("FLEET_TIMEOUT_S");
+  if (text == nullptr) return milliseconds(600'000);
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(seconds > 0)) {
+    throw Error("comm", format("FLEET_TIMEOUT_S='{}' is not a number of seconds above 0", text));
+  }
+  return milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+// The address of this machine that reaches the master: the one the others can reach it by.
+std::string own_address(const std::string& master, int port) {
+  if (const char* told = std::getenv("FLEET_ADDRESS")) return told;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(master.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
+  std::string address;
+  for (auto* item = found; item != nullptr && address.empty(); item = item->ai_next) {
+    const int socket = ::socket(item->ai_family, SOCK_DGRAM, 0);
+    if (socket < 0) continue;
+    sockaddr_storage own{};
+    socklen_t length = sizeof(own);
+    char text[NI_MAXHOST] = {};
+    if (::connect(socket, item->ai_addr, item->ai_addrlen) == 0 &&
+        ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+        ::getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
+                      NI_NUMERICHOST) == 0) {
+      address = text;
+    }
+    ::close(socket);
+  }
+  ::freeaddrinfo(found);
+  return address;
+}
+
+// Waits for every rank, and says which ones did not come.
+void meet(comm::Store& store, const RoleMaker& role, milliseconds limit) {
+  store.set(format("arrived/{}", role.rank), "1");
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int rank = 0; rank < role.world_size; ++rank) {
+    const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(
+                                                    deadline - std::chrono::steady_clock::now()));
+    if (store.wait_for(format("arrived/{}", rank), left)) continue;
+    std::string missing;
+    for (int other = 0; other < role.world_size; ++other) {
+      if (!store.try_get(format("arrived/{}", other))) missing += format(" {}", other);
+    }
+    throw Error("comm",
+                format("rank {} waited {:.0f} s at {}:{}, and of {} ranks these did not come:{}",
+                       role.rank, static_cast<double>(limit.count()) / 1e3, role.master_address,
+                       role.master_port, role.world_size, missing),
+                "see whether they were started, and whether they died before fleet::init()");
+  }
+}
+
+void join(WorldState& world, milliseconds limit) {
+  const auto& role = world.role;
+  if (!role.store_is_hosted && role.rank == 0) {
+    world.hosted = comm::Store::host(static_cast<uint16_t>(role.master_port), limit);
+  }
+  auto connection = comm::Store::connect(role.master_address,
+                                         static_cast<uint16_t>(role.master_port), limit);
+  // A restarted job must not find what the one before left in the launcher's store.
+  world.store = connection.prefixed(format("fleet/{}", role.restart_count));
+  meet(*world.store, role, limit);
+
+  comm::CommunicatorOptions options;
+  options.timeout = limit;
+  options.address = own_address(role.master_address, role.master_port);
+  if (const char* backend = std::getenv("FLEET_BACKEND")) options.backend = backend;
+  world.watch = std::make_shared<comm::PeerWatch>(world.store->duplicate(), role.rank,
+                                                  role.world_size, options.address);
+  world.watch->gather();
+  world.communicator = std::make_shared<comm::Communicator>(
+      world.store->prefixed("world"), role.rank, role.world_size, options, world.watch);
+  if (world.endpoints.empty()) {
+    for (const auto& peer : world.watch->peers()) {
+      world.endpoints.push_back(format("{}:{}", peer.address, role.master_port));
+    }
+  }
+}
+
+}  // namespace
+
+void init() { init(RoleMaker::from_environment()); }
+
+void init(const RoleMaker& role) {
+  if (state() != nullptr) {
+    throw Error("comm", "fleet::init() was called twice", "call it once, at the start of main");
+  }
+  role.check();
+  auto world = std::make_unique<WorldState>();
+  world->role = role;
+  world->endpoints = role.endpoints;
+  log::set_rank(role.rank, role.world_size);
+  const auto setup = set_up_process(role.local_world_size);
+  if (role.world_size > 1) {
+    join(*world, time_limit());
+  } else {
+    world->communicator = std::make_shared<comm::Communicator>();
+    if (world->endpoints.empty()) world->endpoints = {"127.0.0.1:0"};
+  }
+  log::info("init", format("{} rank{} ({}), {}", role.world_size, role.world_size == 1 ? "" : "s",
+                           role.source, setup));
+  state() = world.release();
+}
+
+bool is_initialized() { return state() != nullptr; }
+
+void shutdown() {
+  if (state() == nullptr) return;
+  std::unique_ptr<WorldState> world(state());
+  state() = nullptr;
+  if (world->role.world_size > 1) {
+    world->communicator->barrier("shutdown");
+    // Rank 0 may host the store: it leaves last, when every rank has said that it needs it no more.
+    if (world->role.rank == 0) {
+      for (int rank = 1; rank < world->role.world_size; ++rank) {
+        world->store->wait_for(format("left/{}", rank), milliseconds(5000));
+      }
+    } else {
+      world->store->set(format("left/{}", world->role.rank), "1");
+    }
+  }
+  log::set_rank(0, 1);
+}
+
+int worker_index() { return joined("worker_index()").role.rank; }
+int worker_num() { return joined("worker_num()").role.world_size; }
+bool is_first_worker() { return joined("is_first_worker()").role.rank == 0; }
+int local_worker_index() { return joined("local_worker_index()").role.local_rank; }
+int local_worker_num() { return joined("local_worker_num()").role.local_world_size; }
+std::vector<std::string> worker_endpoints() { return joined("worker_endpoints()").endpoints; }
+void barrier_worker() { joined("barrier_worker()").communicator->barrier("barrier_worker"); }
+
+void all_reduce_sum(const torch::Tensor& tensor) {
+  joined("all_reduce_sum()").communicator->all_reduce(tensor, comm::ReduceOp::kSum, "all_reduce_sum");
+}
+
+std::shared_ptr<comm::Communicator> world() {
+  return state() ? state()->communicator : std::make_shared<comm::Communicator>();
+}
+
+}  // namespace fleet
