@@ -9,7 +9,7 @@ if(FLEET_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_library(fleet_flags INTERFACE)
-target_compile_options(fleet_flags INTERFACE -Wall -Wextra -Wno-unused-parameter -fPIC -fpch-preprocess)
+target_compile_options(fleet_flags INTERFACE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -fPIC -fpch-preprocess)
 if(FLEET_WARNINGS_AS_ERRORS)
   target_compile_options(fleet_flags INTERFACE -Werror)
 endif()

@@ -1,0 +1,284 @@
+#include "fleet/parallel/data_parallel.h"
+
+#include <algorithm>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+
+namespace fleet {
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+enum HeadSlot { kWeight = 0, kLoss = 1 };
+
+void check(const DataParallelOptions& options) {
+  std::vector<std::string> problems;
+  if (!(options.fuse_grad_size_in_MB > 0)) {
+    problems.push_back(format("fuse_grad_size_in_MB is {}", options.fuse_grad_size_in_MB));
+  }
+  if (!(options.last_comm_group_size_MB > 0)) {
+    problems.push_back(format("last_comm_group_size_MB is {}", options.last_comm_group_size_MB));
+  }
+  if (!problems.empty()) {
+    throw Error::all("data_parallel", "bucket sizes must be above 0:", problems);
+  }
+}
+
+uint64_t hash(std::string_view text) {
+  uint64_t value = 14695981039346656037ull;
+  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return value;
+}
+
+std::string describe(const NamedTensor& item) {
+  std::string sizes;
+  for (const auto size : item.tensor.sizes()) sizes += format("{}{}", sizes.empty() ? "" : "x", size);
+  return format("{} {} [{}]{}", item.name, c10::toString(item.tensor.scalar_type()), sizes,
+                item.tensor.requires_grad() ? "" : " frozen");
+}
+
+// Ranks whose models differ would add unrelated numbers, or hang; find out before anything is sent.
+void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& tensors) {
+  auto own = torch::zeros({static_cast<int64_t>(tensors.size()) + 1}, torch::kLong);
+  auto count = torch::tensor({static_cast<int64_t>(tensors.size())}, torch::kLong);
+  const auto counts = comm.all_gather(count, "the number of parameters");
+  for (int rank = 1; rank < comm.size(); ++rank) {
+    const auto a = counts[0].item<int64_t>();
+    const auto b = counts[rank].item<int64_t>();
+    if (a != b) {
+      throw Error("data_parallel",
+                  format("the models differ: rank 0 has {} parameters and buffers, rank {} has {}", a,
+                         rank, b),
+                  "build the same model on every rank");
+    }
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    own[static_cast<int64_t>(i)] = static_cast<int64_t>(hash(describe(tensors[i])) >> 1);
+  }
+  const auto hashes = comm.all_gather(own, "the names and shapes of parameters");
+  for (int rank = 1; rank < comm.size(); ++rank) {
+    const auto differ = (hashes[0] != hashes[rank]).nonzero();
+    if (differ.numel() == 0) continue;
+    const auto& item = tensors[static_cast<size_t>(differ[0][0].item<int64_t>())];
+    throw Error("data_parallel",
+                format("the models of rank 0 and rank {} differ at '{}'; on rank {} it is {}", rank,
+                       item.name, comm.rank(), describe(item)),
+                "build the same model on every rank: same names, shapes, types and frozen parameters");
+  }
+}
+
+}  // namespace
+
+std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallelOptions& options) {
+  check(options);
+  const auto spans = arena.spans();
+  const auto bytes = [&](size_t i) {
+    return static_cast<double>(spans[i].numel * spans[i].parameter.element_size());
+  };
+  // The first parameters of the model get their gradients last: what can be kept back for the small last
+  // bucket, from the front of the last group.
+  const size_t last_group_first = arena.groups().back().first_span;
+  size_t tail_end = last_group_first;
+  if (options.fuse_all_reduce_ops) {
+    double tail = 0;
+    while (tail_end < spans.size() &&
+           tail + bytes(tail_end) <= options.last_comm_group_size_MB * kMiB) {
+      tail += bytes(tail_end++);
+    }
+  }
+  std::vector<Bucket> buckets;
+  const auto add = [&](size_t span, bool fits) {
+    if (!fits || buckets.empty() || buckets.back().group != spans[span].group) {
+      Bucket bucket;
+      bucket.group = spans[span].group;
+      bucket.end = span + 1 < spans.size() && spans[span + 1].group == spans[span].group
+                       ? spans[span + 1].offset
+                       : arena.groups()[spans[span].group].values.numel();
+      buckets.push_back(bucket);
+    }
+    buckets.back().begin = spans[span].offset;
+    buckets.back().spans.push_back(span);
+  };
+  const auto add_group = [&](size_t first, size_t last, double limit) {
+    double filled = limit + 1;  // the first span opens a bucket
+    for (size_t i = last; i-- > first;) {
+      const bool fits = options.fuse_all_reduce_ops && filled + bytes(i) <= limit;
+      filled = fits ? filled + bytes(i) : bytes(i);
+      add(i, fits);
+    }
+  };
+  const double limit = options.fuse_grad_size_in_MB * kMiB;
+  for (const auto& group : arena.groups()) {
+    const bool is_last = &group == &arena.groups().back();
+    const size_t first = is_last ? tail_end : group.first_span;
+    add_group(first, group.last_span, limit);
+    if (is_last) add_group(group.first_span, tail_end, options.last_comm_group_size_MB * kMiB);
+  }
+  return buckets;
+}
+
+DataParallel::DataParallel(ParameterArena& arena, std::shared_ptr<comm::Communicator> comm,
+                           const DataParallelOptions& options)
+    : arena_(arena), comm_(std::move(comm)), options_(options) {
+  buckets_ = plan_buckets(arena_, options_);
+  bucket_of_span_.resize(arena_.spans().size());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const size_t span : buckets_[b].spans) bucket_of_span_[span] = b;
+  }
+  arrived_.resize(arena_.spans().size());
+  arena_.set_listener([this](size_t span) { on_gradient(span); });
+  if (comm_->size() > 1) {
+    log::info("data_parallel",
+              format("Find all_reduce operators: {}. To make the speed faster, some all_reduce ops are "
+                     "fused during training, after fusion, the number of all_reduce ops is {}.",
+                     arena_.spans().size(), buckets_.size()));
+  }
+}
+
+DataParallel::~DataParallel() { arena_.set_listener(nullptr); }
+
+void DataParallel::broadcast(const ModelHandle& model) {
+  if (comm_->size() == 1) return;
+  const torch::NoGradGuard no_grad;
+  auto tensors = model.parameters();
+  const auto buffers = model.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  check_same_model(*comm_, tensors);
+  for (const auto& group : arena_.groups()) comm_->broadcast(group.values, 0, "parameters");
+  auto rest = arena_.frozen();
+  rest.insert(rest.end(), buffers.begin(), buffers.end());
+  for (const auto& [name, tensor] : rest) {
+    // What has a type that does not travel (bool, int32) goes as int64.
+    const bool travels = torch::isFloatingType(tensor.scalar_type());
+    auto sent = tensor.detach().to(travels ? tensor.scalar_type() : torch::kLong).contiguous();
+    comm_->broadcast(sent, 0, name);
+    tensor.detach().copy_(sent);
+  }
+}
+
+void DataParallel::listen(double weight, double loss) {
+  weight_ = weight;
+  loss_ = loss;
+  next_ = 0;
+  pending_.clear();
+  halves_.assign(buckets_.size(), {});
+  missing_.clear();
+  for (const auto& bucket : buckets_) missing_.push_back(bucket.spans.size());
+  arrived_.assign(arrived_.size(), false);
+  listening_ = true;
+}
+
+void DataParallel::sit_out() {
+  listen(0, 0);
+}
+
+void DataParallel::on_gradient(size_t span) {
+  if (!listening_ || arrived_[span]) return;
+  arrived_[span] = true;
+  --missing_[bucket_of_span_[span]];
+  launch_ready();
+}
+
+void DataParallel::launch_ready() {
+  if (comm_->size() == 1) return;
+  while (next_ < buckets_.size() && missing_[next_] == 0) launch(next_++);
+}
+
+torch::Tensor DataParallel::bucket_tensor(size_t index) const {
+  const auto& bucket = buckets_[index];
+  return arena_.groups()[bucket.group].gradients.narrow(0, bucket.begin, bucket.end - bucket.begin);
+}
+
+void DataParallel::fill_head() {
+  auto head = arena_.head();
+  const torch::NoGradGuard no_grad;
+  auto own = torch::zeros({head.numel()});
+  auto* const values = own.data_ptr<float>();
+  values[kWeight] = static_cast<float>(weight_);
+  values[kLoss] = static_cast<float>(loss_);
+  for (size_t i = 0; i < arena_.spans().size(); ++i) {
+    values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] = arena_.has_gradient(i) ? 1 : 0;
+  }
+  head.copy_(own);
+}
+
+void DataParallel::launch(size_t index) {
+  const torch::NoGradGuard no_grad;
+  const bool is_last = index + 1 == buckets_.size();
+  const auto what = format("gradient bucket {} of {}", index + 1, buckets_.size());
+  if (is_last) fill_head();
+  const bool half = options_.fp16_allreduce && bucket_tensor(index).scalar_type() == torch::kFloat;
+  const bool head_apart =
+      half || arena_.groups()[buckets_[index].group].values.scalar_type() != torch::kFloat;
+  if (is_last && head_apart) {
+    pending_.push_back(comm_->all_reduce_async(arena_.head(), comm::ReduceOp::kSum, "the update's head"));
+  }
+  torch::Tensor sent;
+  if (half) {
+    halves_[index] = bucket_tensor(index).to(torch::kHalf);
+    sent = halves_[index];
+  } else {
+    sent = is_last && !head_apart ? arena_.head_and_gradients(buckets_[index].end)
+                                  : bucket_tensor(index);
+  }
+  pending_.push_back(comm_->all_reduce_async(sent, comm::ReduceOp::kSum, what));
+}
+
+ReducedHead DataParallel::read_head() const {
+  const auto head = arena_.head().to(torch::kCPU).contiguous();
+  const auto* const values = head.data_ptr<float>();
+  ReducedHead result;
+  result.weight = values[kWeight];
+  result.loss = values[kLoss];
+  for (size_t i = 0; i < arena_.spans().size(); ++i) {
+    result.used.push_back(values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] > 0);
+  }
+  return result;
+}
+
+ReducedHead DataParallel::wait() {
+  FLEET_ASSERT(listening_, "wait() without listen()");
+  listening_ = false;
+  // A replaced gradient is this rank's error, but the others wait for its buckets: send first, throw then.
+  std::exception_ptr own_error;
+  try {
+    arena_.end_window();
+  } catch (const Error&) {
+    own_error = std::current_exception();
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  if (comm_->size() > 1) {
+    while (next_ < buckets_.size()) launch(next_++);
+    for (auto& pending : pending_) pending.wait();
+    const torch::NoGradGuard no_grad;
+    for (size_t b = 0; b < halves_.size(); ++b) {
+      if (halves_[b].defined()) bucket_tensor(b).copy_(halves_[b]);
+    }
+    halves_.clear();
+  } else {
+    fill_head();
+  }
+  pending_.clear();
+  exposed_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (own_error) std::rethrow_exception(own_error);
+
+  auto head = read_head();
+  if (!options_.find_unused_parameters && head.weight > 0) {
+    std::vector<std::string> unused;
+    for (size_t i = 0; i < head.used.size(); ++i) {
+      if (!head.used[i]) unused.push_back(arena_.spans()[i].name);
+    }
+    if (!unused.empty()) {
+      throw Error::all("data_parallel",
+                       format("{} of {} parameters got no gradient on any rank:", unused.size(),
+                              head.used.size()),
+                       unused,
+                       "leave them out of the model, freeze them, or set find_unused_parameters, which "
+                       "leaves them as they are");
+    }
+  }
+  return head;
+}
+
+}  // namespace fleet

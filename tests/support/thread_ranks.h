@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "fleet/comm/communicator.h"
+#include "fleet/comm/peer_watch.h"
+#include "fleet/comm/store.h"
+
+namespace fleet::testing {
+
+/// Runs `body` once per rank, each rank a thread with a communicator over loopback; rethrows the first error.
+inline void run_ranks(int size, const std::function<void(std::shared_ptr<comm::Communicator>)>& body,
+                      comm::CommunicatorOptions options = {
+                          .timeout = std::chrono::milliseconds(20'000)}) {
+  auto store = comm::Store::in_memory();
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        if (size == 1) {
+          body(std::make_shared<comm::Communicator>());
+          return;
+        }
+        auto watch = std::make_shared<comm::PeerWatch>(store, rank, size, "127.0.0.1");
+        watch->gather();
+        body(std::make_shared<comm::Communicator>(store, rank, size, options, watch));
+      } catch (...) {
+        errors[static_cast<size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+/// The text of the error that `body` throws, or "" when it throws none.
+template <typename Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace fleet::testing
