@@ -3,6 +3,11 @@
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+TORCH_LIBRARY_IMPL(_, FLEET_INTERCEPT_KEY, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
 
 namespace fleet::compat {
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/types.h>
 #include <torch/version.h>
 
@@ -30,4 +31,27 @@ class GradientHook {
   std::unique_ptr<State> state_;
 };
 
+/// While it lives, ops that this thread calls pass through the kernels that Fleet registered with
+/// FLEET_INTERCEPT_KEY, above autograd and autocast, as the user called them. Ops without such a kernel fall
+/// through to the engine.
+class InterceptScope {
+ public:
+  InterceptScope() = default;
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard guard_{c10::DispatchKey::TESTING_ONLY_GenericMode};
+};
+
+/// The reverse, inside a kernel: what it calls goes straight to the engine.
+class NoInterceptScope {
+ public:
+  NoInterceptScope() = default;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKey::TESTING_ONLY_GenericMode};
+};
+
 }  // namespace fleet::compat
+
+/// The dispatch key that nothing else in the engine uses.
+#define FLEET_INTERCEPT_KEY TESTING_ONLY_GenericMode

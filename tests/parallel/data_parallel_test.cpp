@@ -83,7 +83,7 @@ TEST_P(DataParallelTest, GivesEveryRankTheMeanGradientBitForBitAlike) {
         ParameterArena arena(net);
         DataParallel parallel(arena, comm,
                               {.fuse_grad_size_in_MB = bucket_mb, .last_comm_group_size_MB = 0.0001});
-        parallel.broadcastnet;
+        parallel.broadcast(net);
         EXPECT_EQ(net->named_buffers()["counter"].item<int64_t>(), 7);
         for (int step = 0; step < 2; ++step) {  // the second one must not see the first one's gradients
           arena.begin_window();
@@ -93,7 +93,7 @@ TEST_P(DataParallelTest, GivesEveryRankTheMeanGradientBitForBitAlike) {
           EXPECT_EQ(head.weight, comm->size());
         }
         const std::lock_guard lock(mutex);
-        seen.push_back(gradients_ofnet);
+        seen.push_back(gradients_of(net));
       });
       const auto expected = reference(ranks, double_head);
       for (const auto& gradients : seen) {

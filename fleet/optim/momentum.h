@@ -1,0 +1,30 @@
+#pragma once
+
+#include "fleet/optim/optimizer.h"
+
+namespace fleet::optim {
+
+struct MomentumOptions {
+  double lr = 0.01;
+  double momentum = 0.9;
+  double weight_decay = 0;  // L2: added to the gradient
+  bool use_nesterov = false;
+};
+
+/// d = g + weight_decay * p;  v = momentum * v + d;  p -= lr * v, or lr * (d + momentum * v) with Nesterov's
+/// look-ahead. The learning rate stays outside the velocity, as in torch.
+class Momentum : public Optimizer {
+ public:
+  Momentum(ModelHandle model, const MomentumOptions& options = {});
+  std::string_view name() const override { return "Momentum"; }
+  const MomentumOptions& options() const { return options_; }
+
+ private:
+  std::vector<std::string> state_names() const override { return {"velocity"}; }
+  void update(const torch::Tensor& values, const torch::Tensor& gradients,
+              std::vector<torch::Tensor>& state) override;
+
+  MomentumOptions options_;
+};
+
+}  // namespace fleet::optim
