@@ -61,9 +61,9 @@ class Progress {
 
 /// What a progress line says; `progress_text` fits it into `columns`, ASCII only.
 struct ProgressFigures {
-  std::string_view label;
-  std::string_view unit;
-  std::string_view note;
+  std::string_view label = {};
+  std::string_view unit = {};
+  std::string_view note = {};
   int64_t done = 0;
   int64_t total = 0;
   double elapsed_s = 0;
