@@ -1,0 +1,113 @@
+#include "fleet/data/sharded_sampler.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/data/split_mix.h"
+
+namespace fleet {
+
+ShardedSampler::ShardedSampler(int64_t dataset_size, const SamplerOptions& options)
+    : dataset_size_(dataset_size), options_(options) {
+  const auto& [batch_size, seed, shuffle, drop_last, rank, world_size] = options_;
+  std::vector<std::string> problems;
+  if (dataset_size < 1) problems.push_back(format("the data set has {} samples", dataset_size));
+  if (batch_size < 1) problems.push_back(format("batch_size is {}, below 1", batch_size));
+  if (world_size < 1) problems.push_back(format("world_size is {}, below 1", world_size));
+  if (world_size >= 1 && (rank < 0 || rank >= world_size)) {
+    problems.push_back(format("rank {} is outside 0..{}", rank, world_size - 1));
+  }
+  if (dataset_size >= 1 && world_size > dataset_size) {
+    problems.push_back(format("{} ranks are more than the {} samples, so some would never train",
+                              world_size, dataset_size));
+  }
+  if (problems.empty() && __builtin_mul_overflow(batch_size, world_size, &global_batch_)) {
+    problems.push_back(format("batch_size {} x {} ranks overflows", batch_size, world_size));
+  }
+  if (problems.empty() && drop_last && global_batch_ > dataset_size) {
+    problems.push_back(
+        format("drop_last leaves nothing: {} samples do not fill one global batch "
+               "of {} x {} ranks",
+               dataset_size, batch_size, world_size));
+  }
+  if (!problems.empty()) {
+    throw Error::all("data", "the samples cannot be shared out", problems,
+                     "choose batch_size and the number of ranks to fit the data set");
+  }
+  const int64_t full = dataset_size / global_batch_;
+  const bool short_batch = !drop_last && dataset_size % global_batch_ != 0;
+  updates_per_epoch_ = full + (short_batch ? 1 : 0);
+}
+
+std::vector<int64_t> ShardedSampler::next() {
+  draw_order();
+  const int64_t begin = next_update_ * global_batch_;
+  const int64_t count = std::min(global_batch_, dataset_size_ - begin);
+  const auto cut = [&](int64_t rank) {
+    return order_.begin() + begin + count * rank / options_.world_size;
+  };
+  std::vector<int64_t> indices(cut(options_.rank), cut(options_.rank + 1));
+  seek(epoch_, next_update_ + 1);
+  return indices;
+}
+
+void ShardedSampler::seek(int64_t epoch, int64_t update) {
+  if (epoch < 0 || update < 0 || update > updates_per_epoch_) {
+    throw Error("data", format("there is no update {} in epoch {}: an epoch has {} updates", update,
+                               epoch, updates_per_epoch_));
+  }
+  const bool past_the_end = update == updates_per_epoch_;
+  epoch_ = past_the_end ? epoch + 1 : epoch;
+  next_update_ = past_the_end ? 0 : update;
+}
+
+SamplerState ShardedSampler::state() const {
+  return {.seed = options_.seed,
+          .epoch = epoch_,
+          .next_update = next_update_,
+          .dataset_size = dataset_size_,
+          .global_batch = global_batch_,
+          .shuffle = options_.shuffle,
+          .drop_last = options_.drop_last};
+}
+
+void ShardedSampler::restore(const SamplerState& saved) {
+  const SamplerState here = state();
+  std::vector<std::string> problems;
+  const auto compare = [&](const char* name, auto then, auto now) {
+    if (then != now) problems.push_back(format("{} was {} and is now {}", name, then, now));
+  };
+  compare("seed", saved.seed, here.seed);
+  compare("data set size", saved.dataset_size, here.dataset_size);
+  compare("global batch (batch_size x ranks)", saved.global_batch, here.global_batch);
+  compare("shuffle", saved.shuffle, here.shuffle);
+  compare("drop_last", saved.drop_last, here.drop_last);
+  if (problems.empty() &&
+      (saved.epoch < 0 || saved.next_update < 0 || saved.next_update > updates_per_epoch_)) {
+    problems.push_back(format("update {} of epoch {} does not exist: an epoch has {} updates",
+                              saved.next_update, saved.epoch, updates_per_epoch_));
+  }
+  if (!problems.empty()) {
+    throw Error::all("data", "the saved position does not fit this run", problems,
+                     "resume with the settings of the run that saved it");
+  }
+  seek(saved.epoch, saved.next_update);
+}
+
+void ShardedSampler::draw_order() {
+  if (order_epoch_ == epoch_) return;
+  order_.resize(dataset_size_);
+  std::iota(order_.begin(), order_.end(), 0);
+  if (options_.shuffle) {  // Fisher and Yates
+    SplitMix64 random({options_.seed, static_cast<uint64_t>(epoch_)});
+    for (int64_t left = dataset_size_; left > 1; --left) {
+      std::swap(order_[left - 1], order_[random.below(left)]);
+    }
+  }
+  order_epoch_ = epoch_;
+}
+
+}  // namespace fleet

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fleet {
+
+struct SamplerOptions {
+  int64_t batch_size = 1;  ///< samples per update on one rank
+  uint64_t seed = 0;
+  bool shuffle = true;
+  bool drop_last = false;  ///< leave out the samples that do not fill a global batch
+  int64_t rank = 0;
+  int64_t world_size = 1;
+};
+
+/// A position between two updates, with what it presumes; goes into a snapshot. Equal on all ranks.
+struct SamplerState {
+  uint64_t seed = 0;
+  int64_t epoch = 0;
+  int64_t next_update = 0;
+  int64_t dataset_size = 0;
+  int64_t global_batch = 0;  ///< batch_size x world_size
+  bool shuffle = true;
+  bool drop_last = false;
+
+  bool operator==(const SamplerState&) const = default;
+};
+
+/// Says which samples a rank takes in which update.
+///
+/// One order of all samples per epoch, drawn from (seed, epoch) alone; update u takes the next
+/// batch_size x world_size of it, and the ranks split that in place. So N ranks see the very
+/// batches of one rank with N times the batch size, and every sample comes once per epoch. The
+/// last, short global batch is split as evenly as possible: a rank may find nothing left and gets
+/// an empty batch, but all ranks make the same number of updates.
+///
+/// The sampler is a cursor that walks on into the next epoch. Its state may be restored with
+/// another number of ranks, as long as the global batch stays the same.
+///
+///   ShardedSampler sampler(60000, {.batch_size = 64, .seed = 1, .rank = 0, .world_size = 2});
+///   auto first = sampler.next();
+///   auto saved = sampler.state();   // ... later, in a new process:
+///   sampler.restore(saved);         // goes on with the second update
+class ShardedSampler {
+ public:
+  ShardedSampler(int64_t dataset_size, const SamplerOptions& options);
+
+  /// The same on every rank.
+  int64_t updates_per_epoch() const { return updates_per_epoch_; }
+
+  /// This rank's samples of the next update. The first call in an epoch draws the epoch's order.
+  std::vector<int64_t> next();
+
+  /// Goes to before `update` of `epoch`; update == updates_per_epoch() is the next epoch's start.
+  void seek(int64_t epoch, int64_t update = 0);
+
+  SamplerState state() const;
+
+  /// Goes to a saved position; refuses one of other data, seed or global batch, in which "the next
+  /// sample" would mean another one.
+  void restore(const SamplerState& state);
+
+ private:
+  void draw_order();
+
+  int64_t dataset_size_;
+  SamplerOptions options_;
+  int64_t global_batch_ = 0;
+  int64_t updates_per_epoch_ = 0;
+  int64_t epoch_ = 0;
+  int64_t next_update_ = 0;
+  std::vector<int64_t> order_;  // of `order_epoch_`; empty until needed
+  int64_t order_epoch_ = -1;
+};
+
+}  // namespace fleet
