@@ -1,0 +1,13 @@
+#pragma once
+
+#include <vector>
+
+#include "bench/report.h"
+
+namespace fleet::bench {
+
+/// Every benchmark runs on each of its ranks; what rank 0 returns is reported.
+std::vector<Row> bench_allreduce();
+std::vector<Row> bench_data_parallel();
+
+}  // namespace fleet::bench

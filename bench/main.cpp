@@ -1,0 +1,113 @@
+// fleet-bench NAME [--json FILE]: every figure that Fleet claims, as ratios from one run.
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "bench/benches.h"
+#include "fleet/comm/store.h"
+#include "fleet/comm/world.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/nearest_name.h"
+
+extern char** environ;
+
+namespace fleet::bench {
+namespace {
+
+struct Benchmark {
+  const char* name;
+  const char* what;
+  int ranks;
+  std::vector<Row> (*run)();
+};
+
+constexpr std::array kBenchmarks = {
+    Benchmark{"allreduce", "fused against single all-reduces; overhead over the engine", 2, bench_allreduce},
+    Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2, bench_data_parallel},
+};
+
+std::string usage() {
+  std::string text = "fleet-bench NAME [--json FILE]\n\n";
+  for (const auto& item : kBenchmarks) text += format("  {:<16} {}\n", item.name, item.what);
+  return text + "\nExamples:\n  fleet-bench allreduce\n  fleet-bench data-parallel --json result.json\n";
+}
+
+const Benchmark& find(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& item : kBenchmarks) {
+    if (name == item.name) return item;
+    names.emplace_back(item.name);
+  }
+  throw UsageError("bench", format("there is no benchmark '{}'{}", name, did_you_mean(name, names)),
+                   "run fleet-bench --help");
+}
+
+// Starts this program again, once per rank, with a store of its own.
+int run_as_ranks(int ranks, char** argv) {
+  const auto store = comm::Store::host(0, std::chrono::seconds(60));
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<std::string> added = {
+        format("RANK={}", rank),           format("WORLD_SIZE={}", ranks),
+        format("LOCAL_RANK={}", rank),     format("LOCAL_WORLD_SIZE={}", ranks),
+        "MASTER_ADDR=127.0.0.1",           format("MASTER_PORT={}", store.port()),
+        "TORCHELASTIC_USE_AGENT_STORE=True"};
+    std::vector<char*> environment;
+    for (auto& item : added) environment.push_back(item.data());
+    for (char** item = environ; *item != nullptr; ++item) environment.push_back(*item);
+    environment.push_back(nullptr);
+    pid_t pid = 0;
+    if (::posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, argv, environment.data()) != 0) {
+      throw Error("bench", "cannot start a rank");
+    }
+    children.push_back(pid);
+  }
+  int worst = 0;
+  for (const pid_t pid : children) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+  }
+  return worst;
+}
+
+int body(int argc, char** argv) {
+  std::string name;
+  std::string json;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--help" || argument == "-h") {
+      std::fputs(usage().c_str(), stdout);
+      return 0;
+    }
+    if (argument == "--json") {
+      if (++i == argc) throw UsageError("bench", "--json needs a file name");
+      json = argv[i];
+    } else if (argument.rfind("-", 0) == 0) {
+      throw UsageError("bench", format("unknown flag '{}'", argument), "run fleet-bench --help");
+    } else {
+      name = argument;
+    }
+  }
+  if (name.empty()) throw UsageError("bench", "which benchmark?", usage());
+  const auto& benchmark = find(name);
+  if (benchmark.ranks > 1 && std::getenv("RANK") == nullptr) return run_as_ranks(benchmark.ranks, argv);
+
+  init();
+  const auto rows = benchmark.run();
+  if (is_first_worker()) {
+    print_table(benchmark.name, rows);
+    if (!json.empty()) write_json(json, rows);
+  }
+  shutdown();
+  return 0;
+}
+
+}  // namespace
+}  // namespace fleet::bench
+
+int main(int argc, char** argv) { return fleet::run_main(fleet::bench::body, argc, argv); }

@@ -1,0 +1,145 @@
+#include "fleet/comm/communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tests/support/thread_ranks.h"
+
+namespace fleet::comm {
+namespace {
+
+using testing::error_of;
+using testing::run_ranks;
+
+class CommunicatorTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(CommunicatorTest, ReducesEveryTypeByEveryOperation) {
+  const int size = GetParam();
+  run_ranks(size, [&](auto comm) {
+    const double n = size;
+    for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf, torch::kLong}) {
+      const auto own = torch::arange(1, 6).to(dtype) + comm->rank();
+      auto sum = own.clone();
+      comm->all_reduce(sum, ReduceOp::kSum, "a sum");
+      EXPECT_EQ(sum[2].item<double>(), 3 * n + n * (n - 1) / 2) << dtype;
+      auto max = own.clone();
+      comm->all_reduce(max, ReduceOp::kMax, "a maximum");
+      EXPECT_EQ(max[0].item<double>(), n) << dtype;
+      if (dtype == torch::kLong) continue;
+      auto average = own.clone();
+      comm->all_reduce(average, ReduceOp::kAvg, "an average");
+      EXPECT_EQ(average[0].item<double>(), 1 + (n - 1) / 2) << dtype;
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, BroadcastsGathersAndMeets) {
+  run_ranks(GetParam(), [](auto comm) {
+    const int root = comm->size() - 1;
+    auto word = torch::full({3}, comm->rank(), torch::kLong);
+    comm->broadcast(word, root, "a word");
+    EXPECT_EQ(word[1].item<int64_t>(), root);
+    const auto all = comm->all_gather(torch::full({2, 2}, static_cast<float>(comm->rank())), "words");
+    ASSERT_EQ(all.size(0), comm->size());
+    for (int rank = 0; rank < comm->size(); ++rank) EXPECT_EQ(all[rank][1][1].item<float>(), rank);
+    comm->barrier("the end");
+  });
+}
+
+TEST_P(CommunicatorTest, RunsSeveralAtOnceInOrder) {
+  run_ranks(GetParam(), [](auto comm) {
+    std::vector<torch::Tensor> tensors;
+    std::vector<Pending> pending;
+    for (int i = 0; i < 20; ++i) {
+      tensors.push_back(torch::full({1000 * (i + 1)}, static_cast<float>(i)));
+      pending.push_back(comm->all_reduce_async(tensors.back(), ReduceOp::kSum, "one of many"));
+    }
+    for (auto& item : pending) item.wait();
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(tensors[static_cast<size_t>(i)][0].item<float>(), static_cast<float>(i * comm->size()));
+      EXPECT_TRUE(pending[static_cast<size_t>(i)].done());
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, ADuplicateDoesNotMixWithItsOriginal) {
+  run_ranks(GetParam(), [](auto comm) {
+    const auto other = comm->duplicate("other");
+    auto a = torch::ones({1000});
+    auto b = torch::ones({1000});
+    // Ranks start the two groups' calls in different orders.
+    if (comm->rank() % 2 == 0) {
+      auto first = comm->all_reduce_async(a, ReduceOp::kSum, "a");
+      auto second = other->all_reduce_async(b, ReduceOp::kMax, "b");
+      first.wait();
+      second.wait();
+    } else {
+      auto second = other->all_reduce_async(b, ReduceOp::kMax, "b");
+      auto first = comm->all_reduce_async(a, ReduceOp::kSum, "a");
+      second.wait();
+      first.wait();
+    }
+    EXPECT_EQ(a[0].item<float>(), static_cast<float>(comm->size()));
+    EXPECT_EQ(b[0].item<float>(), 1);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, ::testing::Values(1, 2, 4));
+
+TEST(CommunicatorTest, SaysWhatCannotBeSent) {
+  Communicator comm;
+  EXPECT_NE(error_of([&] {
+              comm.all_reduce(torch::ones({4, 4}).t().narrow(0, 0, 2), ReduceOp::kSum, "x");
+            }).find("all_reduce: the tensor is not contiguous"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { comm.broadcast(torch::ones({2}, torch::kBool), 0, "x"); })
+                .find("broadcast: Bool tensors cannot be sent"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              comm.all_reduce(torch::ones({2}, torch::kLong), ReduceOp::kAvg, "x");
+            }).find("the average of int64 would be cut off"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { comm.broadcast(torch::ones({2}), 3, "x"); }).find("there is no rank 3 among 1"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { comm.all_reduce(torch::Tensor(), ReduceOp::kSum, "x"); }).find("undefined"),
+            std::string::npos);
+}
+
+TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
+  std::mutex mutex;
+  std::string text;
+  run_ranks(
+      2,
+      [&](auto comm) {
+        comm->barrier("both are here");
+        if (comm->rank() == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(3500));  // late for the next call
+          return;
+        }
+        auto tensor = torch::ones({10});
+        const auto begin = std::chrono::steady_clock::now();
+        const auto error =
+            error_of([&] { comm->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5"); });
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(6));
+        const std::lock_guard lock(mutex);
+        text = error;
+      },
+      {.timeout = std::chrono::milliseconds(1000)});
+  EXPECT_NE(text.find("rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float"), std::string::npos) << text;
+  EXPECT_NE(text.find("(since "), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 1 ("), std::string::npos) << text;
+  EXPECT_NE(text.find("has not come this far: it is at its call 1 ('barrier (both are here)')"),
+            std::string::npos)
+      << text;
+}
+
+TEST(CommunicatorTest, KnowsItsBackends) {
+  auto store = Store::in_memory();
+  EXPECT_NE(error_of([&] { Communicator comm(store, 0, 2, {.backend = "mpi"}); })
+                .find("there is no backend 'mpi'"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace fleet::comm
