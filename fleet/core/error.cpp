@@ -26,6 +26,11 @@ Error Error::all(std::string_view area, std::string_view headline,
   return Error(compose(area, text, fix));
 }
 
+UsageError UsageError::all(std::string_view area, std::string_view headline,
+                           const std::vector<std::string>& problems, std::string_view fix) {
+  return UsageError(Error::all(area, headline, problems, fix));
+}
+
 void print_error(const std::exception& error) {
   std::fflush(stdout);
   std::fprintf(stderr, "error: %s\n", error.what());
@@ -34,6 +39,9 @@ void print_error(const std::exception& error) {
 int run_main(int (*body)(int, char**), int argc, char** argv) {
   try {
     return body(argc, argv);
+  } catch (const HelpRequested& help) {
+    std::fputs(help.what(), stdout);
+    return 0;
   } catch (const UsageError& error) {
     print_error(error);
     return 2;

@@ -29,13 +29,30 @@ class Error : public std::runtime_error {
 /// Prints an exception the way every Fleet program does ("error: ..."), on standard error.
 void print_error(const std::exception& error);
 
-/// Runs `body` as a program's main: 0 when it returns, 1 for an error, 2 for a UsageError.
+/// Runs `body` as a program's main: what it returns, or 1 for an error, 2 for a UsageError; 0 for
+/// HelpRequested, whose text goes to standard output.
 int run_main(int (*body)(int, char**), int argc, char** argv);
 
 /// A wrong command line; `run_main` turns it into exit code 2.
 class UsageError : public Error {
  public:
   using Error::Error;
+
+  static UsageError all(std::string_view area, std::string_view headline,
+                        const std::vector<std::string>& problems, std::string_view fix = {});
+
+ private:
+  explicit UsageError(const Error& error) : Error(error) {}
+};
+
+/// `--help` was given. No error: thrown because only `main` may print and exit.
+class HelpRequested : public std::exception {
+ public:
+  explicit HelpRequested(std::string text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
 };
 
 namespace detail {

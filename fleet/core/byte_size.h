@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace fleet {
+
+/// Bytes of a text like "12GiB", "1.5 GB" or "4096": B, KB, MB, GB, TB count in thousands, KiB to
+/// TiB in 1024s; nothing when the text is not such a size.
+std::optional<int64_t> byte_size(std::string_view text);
+
+}  // namespace fleet

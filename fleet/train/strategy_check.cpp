@@ -1,0 +1,250 @@
+#include "fleet/train/strategy_check.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "fleet/core/byte_size.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+namespace fleet {
+namespace {
+
+// Not yet here: whoever brings a strategy deletes its row.
+struct NotYetHere {
+  bool DistributedStrategy::*is_on;
+  std::string_view name;
+  std::string_view arrives_with;
+};
+constexpr NotYetHere kNotYetHere[] = {
+    {&DistributedStrategy::amp, "amp", "mixed precision"},
+    {&DistributedStrategy::recompute, "recompute", "the memory planner"},
+    {&DistributedStrategy::localsgd, "localsgd", "local SGD"},
+    {&DistributedStrategy::gradient_merge, "gradient_merge", "the optimizers"},
+    {&DistributedStrategy::lars, "lars", "the optimizers"},
+    {&DistributedStrategy::lamb, "lamb", "the optimizers"},
+    {&DistributedStrategy::adaptive_localsgd, "adaptive_localsgd", "local SGD"},
+};
+
+class Check {
+ public:
+  Check(const DistributedStrategy& asked, const CheckContext& context)
+      : asked_(asked),
+        resolved_(asked.resolved()),
+        strategy_(resolved_.strategy),
+        context_(context) {}
+
+  void run() {
+    problems = out_of_limits(asked_);
+    remarks = resolved_.notes;
+    amp();
+    recompute();
+    gradient_merge();
+    layer_wise_rates();
+    local_sgd();
+    communication();
+    unused_configs();
+    for (const auto& row : kNotYetHere) {
+      if (strategy_.*row.is_on) {
+        problem(format("{} is not in this version of Fleet yet: it arrives with {}", row.name,
+                       row.arrives_with));
+      }
+    }
+  }
+
+  std::vector<std::string> problems;
+  std::vector<std::string> remarks;
+
+ private:
+  void problem(std::string text) { problems.push_back(std::move(text)); }
+  void remark(std::string text) { remarks.push_back(std::move(text)); }
+
+  void amp() {
+    const auto& configs = strategy_.amp_configs;
+    const std::set<std::string> white(configs.custom_white_list.begin(),
+                                      configs.custom_white_list.end());
+    for (const auto& op : configs.custom_black_list) {
+      if (white.contains(op)) {
+        problem(
+            format("amp_configs: '{}' is in custom_white_list and in custom_black_list, so its "
+                   "precision is not decided; take it out of one",
+                   op));
+      }
+    }
+    if (configs.use_pure_bf16 && configs.dtype == "fp16") {
+      problem(
+          "amp_configs: use_pure_bf16 keeps bf16 parameters, but dtype is fp16; set dtype to "
+          "bf16");
+    }
+  }
+
+  void recompute() {
+    const auto& configs = strategy_.recompute_configs;
+    const bool named = !configs.checkpoints.empty();
+    const bool searched = !configs.memory_budget.empty();
+    if (strategy_.recompute && !named && !searched) {
+      problem(
+          "recompute has nowhere to cut the net: name tensors in recompute_configs.checkpoints, "
+          "or give recompute_configs.memory_budget and the cuts are searched for");
+    }
+    if (named && searched) {
+      problem(
+          "recompute_configs.checkpoints says where to cut, recompute_configs.memory_budget "
+          "asks to search for it; give one of them");
+    }
+    if (searched && !is_budget(configs.memory_budget)) {
+      problem(
+          format("recompute_configs.memory_budget: '{}' is no amount of memory; write a size "
+                 "like 12GiB, or a share of the machine like 60%",
+                 configs.memory_budget));
+    }
+    if (configs.enable_offload && !strategy_.recompute) {
+      problem(
+          "recompute_configs.enable_offload sends checkpoints out, and without recompute there "
+          "are none; switch recompute on too");
+    }
+    if (!configs.checkpoint_shape.empty() && strategy_.recompute && !configs.enable_offload) {
+      remark("recompute_configs.checkpoint_shape is only looked at with enable_offload");
+    }
+    std::set<std::string> seen;
+    for (const auto& name : configs.checkpoints) {
+      if (!seen.insert(name).second) {
+        problem(format("recompute_configs.checkpoints: '{}' is named twice", name));
+      }
+    }
+  }
+
+  void gradient_merge() {
+    const auto& configs = strategy_.gradient_merge_configs;
+    if (configs.k_steps > 1 && configs.micro_batch_size > 0) {
+      problem(
+          format("gradient_merge_configs: k_steps = {} says how many parts a batch has, "
+                 "micro_batch_size = {} how large they are; give one of them",
+                 configs.k_steps, configs.micro_batch_size));
+    }
+    if (strategy_.gradient_merge && configs.k_steps == 1 && configs.micro_batch_size == 0) {
+      remark("gradient_merge with k_steps = 1 merges nothing: every batch is an update");
+    }
+  }
+
+  void layer_wise_rates() {
+    if (strategy_.lars && strategy_.lamb) {
+      problem(
+          "lars and lamb are two update rules for the same parameters; choose lars (over "
+          "Momentum) or lamb (over Adam)");
+    }
+    const auto& optimizer = context_.optimizer_name;
+    if (optimizer.empty()) return;
+    if (strategy_.lars && optimizer != "Momentum") {
+      problem(
+          format("lars is built on Momentum, but the optimizer is {}; use Momentum with its lr "
+                 "and momentum, or switch lars off",
+                 optimizer));
+    }
+    if (strategy_.lamb && optimizer != "Adam") {
+      problem(
+          format("lamb is built on Adam, but the optimizer is {}; use Adam with its lr and "
+                 "betas (lamb decays weights by itself), or switch lamb off",
+                 optimizer));
+    }
+  }
+
+  // Paddle asks for SGD or Momentum here. Averaging parameters makes sense over any update rule
+  // (with Adam inside it is DiLoCo's), so the optimizer is not looked at.
+  void local_sgd() {
+    if (asked_.auto_ && !asked_.localsgd) {
+      problem(asked_.adaptive_localsgd
+                  ? "auto makes localsgd adaptive, and adaptive_localsgd is so already; leave auto "
+                    "off"
+                  : "auto makes localsgd adaptive, and localsgd is off; switch localsgd on, or "
+                    "auto off (Paddle's automatic parallelism, of the same name, is not in Fleet)");
+    }
+    if (strategy_.localsgd && strategy_.adaptive_localsgd) {
+      problem(
+          "localsgd averages at a fixed interval, adaptive_localsgd at one that it chooses; "
+          "switch one of them off");
+    }
+    if (!strategy_.localsgd && !strategy_.adaptive_localsgd) return;
+
+    const std::string_view name = strategy_.localsgd ? "localsgd" : "adaptive_localsgd";
+    const int begin_step = strategy_.localsgd ? strategy_.localsgd_configs.begin_step
+                                              : strategy_.adaptive_localsgd_configs.begin_step;
+    // Before begin_step training is synchronous: there fp16_allreduce has gradients to send.
+    if (strategy_.fp16_allreduce && begin_step <= 1) {
+      problem(
+          format("fp16_allreduce is about gradients, and {} with begin_step = 1 never sends any "
+                 "(parameters, which it averages, would not survive fp16); switch "
+                 "fp16_allreduce off, or begin later",
+                 name));
+    }
+    if (strategy_.sync_batch_norm) {
+      problem(
+          format("sync_batch_norm mixes the statistics of all ranks in every forward, but with "
+                 "{} ranks hold different weights and must not wait for each other; switch "
+                 "sync_batch_norm off: statistics are averaged with the parameters",
+                 name));
+    }
+    if (context_.world_size == 1) {
+      remark(format("{} has nothing to average on one rank: this is plain training", name));
+    }
+  }
+
+  void communication() {
+    const DistributedStrategy defaults;
+    if (!strategy_.fuse_all_reduce_ops) {
+      if (strategy_.fuse_grad_size_in_MB != defaults.fuse_grad_size_in_MB) {
+        remark("fuse_grad_size_in_MB has no effect while fuse_all_reduce_ops is off");
+      }
+      if (strategy_.last_comm_group_size_MB != defaults.last_comm_group_size_MB) {
+        remark("last_comm_group_size_MB has no effect while fuse_all_reduce_ops is off");
+      }
+    }
+    if (context_.world_size > 1) return;
+    if (strategy_.fp16_allreduce) remark("fp16_allreduce has nothing to send on one rank");
+    if (strategy_.sync_batch_norm) remark("sync_batch_norm on one rank is plain batch norm");
+  }
+
+  void unused_configs() {
+    const DistributedStrategy defaults;
+    for (const Field& field : fields_of(&strategy_).fields) {
+      const Field* configs = configs_of(field.name);
+      if (!configs || std::get<bool>(field.get(&strategy_))) continue;
+      const auto values = leaves(configs->view(&strategy_));
+      const auto unset = leaves(configs->view(&defaults));
+      for (size_t i = 0; i < values.size(); ++i) {
+        const FieldValue value = values[i].value();
+        if (value == unset[i].value()) continue;
+        remark(format("{}.{} = {} has no effect while {} is off (on: {} = true, or --{})",
+                      configs->name, values[i].path, to_text(value), field.name, field.name,
+                      field.name));
+      }
+    }
+  }
+
+  static bool is_budget(std::string_view text) {
+    if (!text.ends_with('%')) return byte_size(text).value_or(0) > 0;
+    text.remove_suffix(1);
+    double share = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
+    return error == std::errc() && end == text.data() + text.size() && share > 0 && share <= 100;
+  }
+
+  const DistributedStrategy& asked_;
+  const ResolvedStrategy resolved_;
+  const DistributedStrategy& strategy_;
+  const CheckContext& context_;
+};
+
+}  // namespace
+
+std::vector<std::string> check(const DistributedStrategy& strategy, const CheckContext& context) {
+  Check check(strategy, context);
+  check.run();
+  if (!check.problems.empty()) {
+    throw Error::all("strategy", "this strategy cannot be used:", check.problems);
+  }
+  return check.remarks;
+}
+
+}  // namespace fleet

@@ -1,0 +1,107 @@
+#include "fleet/train/strategy_overview.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "fleet/core/format.h"
+#include "fleet/core/options.h"
+
+namespace fleet {
+namespace {
+
+constexpr int kKeyWidth = 38;
+constexpr int kGap = 2;
+constexpr int kValueWidth = 38;
+constexpr int kWidth = kKeyWidth + kGap + kValueWidth;
+
+// One printed value for each row: a list has as many as it has elements.
+struct Rows {
+  std::vector<std::string> operator()(bool on) const { return {on ? "True" : "False"}; }
+  std::vector<std::string> operator()(int number) const { return {format("{}", number)}; }
+  std::vector<std::string> operator()(int64_t number) const { return {format("{}", number)}; }
+  std::vector<std::string> operator()(float number) const { return {python_repr(number)}; }
+  std::vector<std::string> operator()(double number) const { return {python_repr(number)}; }
+  std::vector<std::string> operator()(const std::string& text) const { return {text}; }
+  std::vector<std::string> operator()(const std::vector<std::string>& list) const { return list; }
+  std::vector<std::string> operator()(const std::vector<int64_t>& list) const {
+    std::vector<std::string> rows;
+    for (const int64_t number : list) rows.push_back(format("{}", number));
+    return rows;
+  }
+};
+
+class Table {
+ public:
+  void border() { line("+" + std::string(kWidth, '=') + "+"); }
+  void rule() { line("+" + std::string(kWidth, '-') + "+"); }
+  void centred(std::string_view text) { line(format("|{:^{}}|", text, kWidth)); }
+  void row(std::string_view key, std::string_view value) {
+    line(format("|{:>{}}{:{}}{:^{}}|", key, kKeyWidth, "", kGap, value, kValueWidth));
+  }
+  void field(const Field& field, const void* owner) {
+    std::string_view key = field.name;
+    for (const auto& value : std::visit(Rows{}, field.get(owner))) {
+      row(key, value);
+      key = "";
+    }
+  }
+
+  std::string text;
+
+ private:
+  void line(const std::string& content) {
+    if (!text.empty()) text += '\n';
+    text += "    " + content;
+  }
+};
+
+}  // namespace
+
+std::string strategy_overview(const DistributedStrategy& strategy) {
+  const OptionsView options(strategy);
+  const DistributedStrategy defaults;
+  Table table;
+  table.border();
+  table.centred("");
+  table.centred("DistributedStrategy Overview");
+  table.centred("");
+  for (const Field& field : options.list->fields) {
+    const Field* configs = configs_of(field.name);
+    if (!configs || !std::get<bool>(field.get(&strategy))) continue;
+    table.border();
+    table.centred(format("{}=True <-> {}", field.name, configs->name));
+    table.rule();
+    const OptionsView inner = configs->view(&strategy);
+    const OptionsView inner_defaults = configs->view(&defaults);
+    for (const Field& config : inner.list->fields) {
+      const bool is_default = config.get(inner.object) == config.get(inner_defaults.object);
+      if (config.shown_only_when_set && is_default) continue;
+      table.field(config, inner.object);
+    }
+  }
+  table.border();
+  table.centred("Environment Flags, Communication Flags");
+  table.rule();
+  for (const Field& field : options.list->fields) {
+    if (field.nested() || configs_of(field.name)) continue;
+    table.field(field, &strategy);
+  }
+  table.border();
+  return table.text;
+}
+
+std::string python_repr(double number) {
+  if (std::isnan(number)) return "nan";
+  if (std::isinf(number)) return number > 0 ? "inf" : "-inf";
+  // Python changes to an exponent below 1e-4 and from 1e16 on; to_chars goes by length.
+  const double size = std::abs(number);
+  const bool fixed = size == 0 || (size >= 1e-4 && size < 1e16);
+  char buffer[64];
+  const auto style = fixed ? std::chars_format::fixed : std::chars_format::scientific;
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, number, style).ptr;
+  std::string text(buffer, end);
+  if (fixed && text.find('.') == std::string::npos) text += ".0";
+  return text;
+}
+
+}  // namespace fleet

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fleet/core/options.h"
+#include "fleet/train/distributed_strategy.h"
+
+namespace fleet {
+
+/// What every training program takes from its command line.
+struct TrainConfig {
+  double lr = 1e-4;
+  double momentum = 0.9;
+  double beta1 = 0.9;
+  double beta2 = 0.997;
+  double epsilon = 1e-9;
+  int64_t batch_size = 32;
+  int epochs = 1;
+  int64_t seed = 1;
+  std::string strategy_file = {};  ///< `--strategy`
+
+  DistributedStrategy strategy = {};
+
+  bool operator==(const TrainConfig&) const = default;
+};
+
+const FieldList& fields_of(const TrainConfig*);
+
+/// What the help says about a program besides its flags.
+struct ProgramHelp {
+  std::string about = "trains a model";
+  std::vector<std::string> examples = {};  ///< two commands that run; made from the name when empty
+};
+
+/// Reads the command line, as the guide's `X.parse_train_configs()` does: the fields of TrainConfig
+/// and, as a group of their own, all of the strategy (`--amp`, `--recompute_configs.checkpoints
+/// a,b`).
+///
+/// `--strategy file.json` replaces `defaults.strategy`; flags win over the file wherever they
+/// stand. Mistakes of the line come in one UsageError, mistakes of the file in one Error; `--help`
+/// throws HelpRequested: `run_main` makes exit codes of all three.
+///
+///   int body(int argc, char** argv) {
+///     auto config = fleet::parse_train_configs(argc, argv, {.lr = 0.05, .batch_size = 128});
+///     ...
+///   }
+///   int main(int argc, char** argv) { return fleet::run_main(body, argc, argv); }
+TrainConfig parse_train_configs(int argc, const char* const* argv, const TrainConfig& defaults = {},
+                                const ProgramHelp& help = {});
+
+/// With options of the program's own as the first group: any struct that has `fields_of`. They are
+/// set in place, and what they hold before is their default.
+///
+///   Options own;   // struct Options { std::string data_dir = "data"; };
+///   auto config = fleet::parse_train_configs(argc, argv, own, {.lr = 0.05});
+TrainConfig parse_train_configs(int argc, const char* const* argv, OptionsRef own,
+                                const TrainConfig& defaults = {}, const ProgramHelp& help = {});
+
+}  // namespace fleet

@@ -1,0 +1,184 @@
+#include "fleet/core/options_json.h"
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/error.h"
+
+namespace fleet {
+namespace {
+
+struct Inner {
+  float ratio = 0.8f;
+  std::vector<int64_t> shape = {};
+
+  bool operator==(const Inner&) const = default;
+};
+const FieldList& fields_of(const Inner*) {
+  static const FieldList list{.area = "inner",
+                              .fields = {
+                                  field<&Inner::ratio>("ratio", "a share").above(0).below(1),
+                                  field<&Inner::shape>("shape", "sizes").at_least(1),
+                              }};
+  return list;
+}
+
+struct Outer {
+  bool on = false;
+  Inner inner = {};
+  int steps = 1;
+  double rate = 0.1;
+  std::string text = {};
+  std::vector<std::string> names = {"x"};
+
+  bool operator==(const Outer&) const = default;
+};
+const FieldList& fields_of(const Outer*) {
+  static const FieldList list{.area = "outer",
+                              .fields =
+                                  {
+                                      field<&Outer::on>("on", "a switch"),
+                                      field<&Outer::inner>("inner", ""),
+                                      field<&Outer::steps>("steps", "a number").at_least(1),
+                                      field<&Outer::rate>("rate", "a number"),
+                                      field<&Outer::text>("text", "a text"),
+                                      field<&Outer::names>("names", "a list"),
+                                  },
+                              .absent = {{"ghost", "lives elsewhere"}}};
+  return list;
+}
+
+std::string refusal(const std::string& text) {
+  Outer outer;
+  try {
+    read_json(outer, text, "file.json");
+  } catch (const Error& error) {
+    EXPECT_EQ(outer, Outer()) << "an error must leave the options as they were";
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string path_of(const std::string& name) {
+  return (std::filesystem::path(testing::TempDir()) / name).string();
+}
+
+TEST(OptionsJsonTest, SetsWhatIsNamedAndLeavesTheRest) {
+  Outer outer{.steps = 7};
+  read_json(outer, R"({"on": true, "inner": {"ratio": 0.5}, "names": ["a", "b"]} // done)");
+  EXPECT_EQ(outer, (Outer{.on = true, .inner = {.ratio = 0.5f}, .steps = 7, .names = {"a", "b"}}));
+}
+
+TEST(OptionsJsonTest, ListsReplace) {
+  Outer outer;
+  read_json(outer, R"({"names": ["a"]})");
+  read_json(outer, R"({"names": ["b"]})");
+  EXPECT_EQ(outer.names, std::vector<std::string>{"b"});
+}
+
+TEST(OptionsJsonTest, AllProblemsComeInOneError) {
+  EXPECT_EQ(refusal(R"({
+    "on": 1, "stepz": 2, "steps": 0, "inner": {"ratio": "high", "shap": []}, "names": ["a", 3],
+    "rate": null, "ghost": 1, "text": false
+  })"),
+            "[outer] file.json cannot be used as it is:\n"
+            "  - on: expected true or false, got 1\n"
+            "  - unknown key 'stepz' (did you mean 'steps'?)\n"
+            "  - steps: 0 is out of range: it must be at least 1\n"
+            "  - inner.ratio: expected a number, got \"high\"\n"
+            "  - unknown key 'inner.shap' (did you mean 'shape'?)\n"
+            "  - names: expected a list of texts, got [\"a\",3]\n"
+            "  - rate: expected a number, got null\n"
+            "  - ghost: lives elsewhere\n"
+            "  - text: expected a text, got false");
+}
+
+TEST(OptionsJsonTest, WholeNumbersAreNotRounded) {
+  EXPECT_NE(refusal(R"({"steps": 2.5})").find("expected a whole number below 2^31, got 2.5"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"steps": 4294967297})").find("below 2^31, got 4294967297"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"inner": {"shape": [18446744073709551615]}})").find("a list of whole"),
+            std::string::npos);
+}
+
+TEST(OptionsJsonTest, NestedConfigsMustBeAnObject) {
+  EXPECT_EQ(refusal(R"({"inner": true})"),
+            "[outer] file.json cannot be used as it is:\n"
+            "  - inner: expected an object {...}, got true");
+}
+
+TEST(OptionsJsonTest, AKeyGivenTwiceIsAnError) {
+  EXPECT_NE(refusal(R"({"on": true, "on": false})").find("key 'on' is given twice"),
+            std::string::npos);
+  EXPECT_EQ(refusal(R"({"inner": {"ratio": 0.5}, "rate": 1})"), "no error");
+}
+
+TEST(OptionsJsonTest, SyntaxErrorsSayLineAndColumn) {
+  const std::string text = refusal("{\n  \"on\": tru,\n}");
+  EXPECT_TRUE(text.starts_with("[outer] file.json is not JSON, at 2:12: syntax error")) << text;
+  EXPECT_NE(refusal("").find("at 1:1: "), std::string::npos) << refusal("");
+  EXPECT_EQ(refusal("[1]"), "[outer] file.json must hold one object {...}, got [1]");
+  EXPECT_NE(refusal(R"({"rate": 1e999})").find("number overflow"), std::string::npos)
+      << refusal(R"({"rate": 1e999})");
+}
+
+TEST(OptionsJsonTest, MissingFileSaysWhichAndWhy) {
+  Outer outer;
+  try {
+    load_json(outer, "no/such.json");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "[outer] cannot read 'no/such.json': No such file or directory");
+  }
+  try {
+    load_json(outer, testing::TempDir());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("cannot read"), std::string::npos);
+  }
+}
+
+TEST(OptionsJsonTest, WritesOnlyDifferencesAndShortFloats) {
+  EXPECT_EQ(write_json(Outer(), Outer()), "{}\n");
+  const Outer outer{.inner = {.ratio = 0.1f}, .names = {}};
+  EXPECT_EQ(write_json(outer, Outer()),
+            "{\n  \"inner\": {\n    \"ratio\": 0.1\n  },\n  \"names\": []\n}\n");
+}
+
+TEST(OptionsJsonTest, WhatJsonCannotSayIsRefused) {
+  EXPECT_THROW(write_json(Outer{.rate = std::nan("")}, Outer()), Error);
+  EXPECT_THROW(write_json(Outer{.text = "\xff"}, Outer()), Error);
+}
+
+TEST(OptionsJsonTest, SavedFileLoadsBackAndReplacesTheOldOne) {
+  const std::string file = path_of("options_json_test.json");
+  std::ofstream(file) << "old";
+  const Outer outer{.on = true, .rate = 1e-300, .text = "\"\n\u00e9", .names = {"", "b"}};
+  Outer named = outer;
+  named.names = {"a", "b"};
+  save_json(named, Outer(), file);
+  Outer back;
+  load_json(back, file);
+  EXPECT_EQ(back, named);
+  EXPECT_FALSE(std::filesystem::exists(file + ".part"));
+  std::remove(file.c_str());
+}
+
+TEST(OptionsJsonTest, AFileThatCannotBeWrittenIsAnError) {
+  try {
+    save_json(Outer{.on = true}, Outer(), "no/such/folder/file.json");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "[outer] cannot write 'no/such/folder/file.json': No such file or directory\n"
+                 "  fix: check that its folder exists and has room");
+  }
+}
+
+}  // namespace
+}  // namespace fleet

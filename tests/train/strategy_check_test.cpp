@@ -1,0 +1,202 @@
+#include "fleet/train/strategy_check.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/error.h"
+
+namespace fleet {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+// What is wrong, apart from strategies that a later version brings.
+Lines problems(const DistributedStrategy& strategy,
+               const CheckContext& context = {.world_size = 2}) {
+  Lines lines;
+  try {
+    check(strategy, context);
+  } catch (const Error& error) {
+    std::istringstream text(error.what());
+    std::string line;
+    std::getline(text, line);
+    EXPECT_EQ(line, "[strategy] this strategy cannot be used:");
+    while (std::getline(text, line)) {
+      if (line.find("is not in this version") == std::string::npos) lines.push_back(line.substr(4));
+    }
+  }
+  return lines;
+}
+
+TEST(StrategyCheckTest, WhatIsHereTodayPasses) {
+  EXPECT_EQ(check({}, {}), Lines{});
+  const DistributedStrategy all{.sync_batch_norm = true,
+                                .fuse_grad_size_in_MB = 16,
+                                .fp16_allreduce = true,
+                                .last_comm_group_size_MB = 0.5f,
+                                .find_unused_parameters = true};
+  EXPECT_EQ(check(all, {.world_size = 2, .optimizer_name = "Adam"}), Lines{});
+}
+
+TEST(StrategyCheckTest, StrategiesThatComeLaterSaySo) {
+  DistributedStrategy strategy{.lars = true};
+  try {
+    check(strategy, {.world_size = 1, .optimizer_name = "Momentum"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "[strategy] this strategy cannot be used:\n"
+                 "  - lars is not in this version of Fleet yet: it arrives with the optimizers");
+  }
+}
+
+TEST(StrategyCheckTest, EverythingWrongIsInOneError) {
+  const DistributedStrategy strategy{.amp_configs = {.decr_ratio = 1, .dtype = "fp8"},
+                                     .gradient_merge_configs = {.k_steps = 0},
+                                     .lars = true,
+                                     .lamb = true,
+                                     .fuse_grad_size_in_MB = 0,
+                                     .last_comm_group_size_MB = 0};
+  EXPECT_EQ(problems(strategy, {.world_size = 2, .optimizer_name = "SGD"}),
+            (Lines{
+                "amp_configs.decr_ratio: 1 is out of range: it must be above 0 and below 1",
+                "amp_configs.dtype: 'fp8' is not known: it must be bf16 or fp16",
+                "gradient_merge_configs.k_steps: 0 is out of range: it must be at least 1",
+                "fuse_grad_size_in_MB: 0 is out of range: it must be at least 1",
+                "last_comm_group_size_MB: 0 is out of range: it must be above 0",
+                "lars and lamb are two update rules for the same parameters; choose lars (over "
+                "Momentum) or lamb (over Adam)",
+                "lars is built on Momentum, but the optimizer is SGD; use Momentum with its lr and "
+                "momentum, or switch lars off",
+                "lamb is built on Adam, but the optimizer is SGD; use Adam with its lr and betas "
+                "(lamb decays weights by itself), or switch lamb off",
+            }));
+}
+
+TEST(StrategyCheckTest, AmpListsMustNotOverlap) {
+  const DistributedStrategy strategy{
+      .amp = true,
+      .amp_configs = {.custom_white_list = {"mul", "add"}, .custom_black_list = {"add"}}};
+  EXPECT_EQ(problems(strategy),
+            Lines{"amp_configs: 'add' is in custom_white_list and in custom_black_list, so its "
+                  "precision is not decided; take it out of one"});
+}
+
+TEST(StrategyCheckTest, PureBf16NeedsBf16) {
+  EXPECT_EQ(problems({.amp = true, .amp_configs = {.use_pure_bf16 = true}}), Lines{});
+  EXPECT_EQ(
+      problems({.amp = true, .amp_configs = {.use_pure_bf16 = true, .dtype = "fp16"}}),
+      Lines{"amp_configs: use_pure_bf16 keeps bf16 parameters, but dtype is fp16; set dtype to "
+            "bf16"});
+}
+
+TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
+  EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.checkpoints = {"a"}}}), Lines{});
+  EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = "60%"}}), Lines{});
+  EXPECT_EQ(problems({.recompute = true}),
+            Lines{"recompute has nowhere to cut the net: name tensors in "
+                  "recompute_configs.checkpoints, or give recompute_configs.memory_budget and the "
+                  "cuts are searched for"});
+  EXPECT_EQ(
+      problems({.recompute = true,
+                .recompute_configs = {.checkpoints = {"a", "b", "a"}, .memory_budget = "much"}}),
+      (Lines{"recompute_configs.checkpoints says where to cut, "
+             "recompute_configs.memory_budget asks to search for it; give one of them",
+             "recompute_configs.memory_budget: 'much' is no amount of memory; write a size "
+             "like 12GiB, or a share of the machine like 60%",
+             "recompute_configs.checkpoints: 'a' is named twice"}));
+  for (const auto* wrong : {"0", "-5%", "101%", "%", "12", "nan%"}) {
+    const bool plain_bytes = std::string(wrong) == "12";
+    EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = wrong}}).size(),
+              plain_bytes ? 0u : 1u)
+        << wrong;
+  }
+}
+
+TEST(StrategyCheckTest, OffloadNeedsRecompute) {
+  EXPECT_EQ(problems({.recompute_configs = {.enable_offload = true}}),
+            Lines{"recompute_configs.enable_offload sends checkpoints out, and without recompute "
+                  "there are none; switch recompute on too"});
+}
+
+TEST(StrategyCheckTest, MergingIsSaidInOneWay) {
+  EXPECT_EQ(problems({.gradient_merge = true,
+                      .gradient_merge_configs = {.k_steps = 4, .micro_batch_size = 8}}),
+            Lines{"gradient_merge_configs: k_steps = 4 says how many parts a batch has, "
+                  "micro_batch_size = 8 how large they are; give one of them"});
+}
+
+TEST(StrategyCheckTest, InnerOptimizerOfLarsAndLamb) {
+  EXPECT_EQ(problems({.lars = true}, {.optimizer_name = "Momentum"}), Lines{});
+  EXPECT_EQ(problems({.lamb = true}, {.optimizer_name = "Adam"}), Lines{});
+  EXPECT_EQ(problems({.lamb = true}, {.optimizer_name = "AdamW"}).size(), 1u);
+  EXPECT_EQ(problems({.lamb = true}, {}), Lines{}) << "not known yet is not wrong";
+}
+
+TEST(StrategyCheckTest, LocalSgdTakesAnyOptimizerAndMostStrategies) {
+  for (const auto* optimizer : {"SGD", "Momentum", "Adam"}) {
+    EXPECT_EQ(problems({.amp = true,
+                        .recompute = true,
+                        .recompute_configs = {.checkpoints = {"a"}},
+                        .localsgd = true,
+                        .gradient_merge = true,
+                        .gradient_merge_configs = {.k_steps = 2}},
+                       {.world_size = 2, .optimizer_name = optimizer}),
+              Lines{});
+  }
+  EXPECT_EQ(problems({.localsgd = true, .lars = true}, {.world_size = 2}), Lines{});
+}
+
+TEST(StrategyCheckTest, LocalSgdRefusesWhatNeedsEveryStep) {
+  EXPECT_EQ(
+      problems({.localsgd = true, .sync_batch_norm = true, .fp16_allreduce = true}),
+      (Lines{"fp16_allreduce is about gradients, and localsgd with begin_step = 1 never sends "
+             "any (parameters, which it averages, would not survive fp16); switch "
+             "fp16_allreduce off, or begin later",
+             "sync_batch_norm mixes the statistics of all ranks in every forward, but with "
+             "localsgd ranks hold different weights and must not wait for each other; switch "
+             "sync_batch_norm off: statistics are averaged with the parameters"}));
+  EXPECT_EQ(
+      problems({.localsgd = true, .localsgd_configs = {.begin_step = 100}, .fp16_allreduce = true}),
+      Lines{});
+}
+
+TEST(StrategyCheckTest, TwoKindsOfLocalSgdContradict) {
+  const Lines both = {
+      "localsgd averages at a fixed interval, adaptive_localsgd at one that it chooses; switch one "
+      "of them off"};
+  EXPECT_EQ(problems({.localsgd = true, .adaptive_localsgd = true}), both);
+  EXPECT_EQ(problems({.localsgd = true, .auto_ = true, .adaptive_localsgd = true}), both);
+}
+
+TEST(StrategyCheckTest, AutoNeedsLocalSgd) {
+  EXPECT_EQ(problems({.auto_ = true}),
+            Lines{"auto makes localsgd adaptive, and localsgd is off; switch localsgd on, or auto "
+                  "off (Paddle's automatic parallelism, of the same name, is not in Fleet)"});
+  EXPECT_EQ(
+      problems({.auto_ = true, .adaptive_localsgd = true}),
+      Lines{"auto makes localsgd adaptive, and adaptive_localsgd is so already; leave auto off"});
+  EXPECT_EQ(problems({.localsgd = true, .auto_ = true}), Lines{});
+}
+
+TEST(StrategyCheckTest, ConfigsOfASwitchThatIsOffAreARemark) {
+  EXPECT_EQ(check({.gradient_merge_configs = {.k_steps = 4}}, {}),
+            Lines{"gradient_merge_configs.k_steps = 4 has no effect while gradient_merge is off "
+                  "(on: gradient_merge = true, or --gradient_merge)"});
+}
+
+TEST(StrategyCheckTest, WhatOneRankCannotUseIsARemark) {
+  EXPECT_EQ(check({.sync_batch_norm = true, .fp16_allreduce = true}, {.world_size = 1}),
+            (Lines{"fp16_allreduce has nothing to send on one rank",
+                   "sync_batch_norm on one rank is plain batch norm"}));
+}
+
+TEST(StrategyCheckTest, BucketSizesWithoutBucketsAreARemark) {
+  EXPECT_EQ(check({.fuse_all_reduce_ops = false, .fuse_grad_size_in_MB = 8}, {.world_size = 2}),
+            Lines{"fuse_grad_size_in_MB has no effect while fuse_all_reduce_ops is off"});
+}
+
+}  // namespace
+}  // namespace fleet
