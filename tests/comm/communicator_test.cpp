@@ -16,7 +16,7 @@ class CommunicatorTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(CommunicatorTest, ReducesEveryTypeByEveryOperation) {
   const int size = GetParam();
-  run_ranks(size, [&](auto comm) {
+  run_ranks(size, [&](const testing::Comm& comm) {
     const double n = size;
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf, torch::kLong}) {
       const auto own = torch::arange(1, 6).to(dtype) + comm->rank();
@@ -35,7 +35,7 @@ TEST_P(CommunicatorTest, ReducesEveryTypeByEveryOperation) {
 }
 
 TEST_P(CommunicatorTest, BroadcastsGathersAndMeets) {
-  run_ranks(GetParam(), [](auto comm) {
+  run_ranks(GetParam(), [](const testing::Comm& comm) {
     const int root = comm->size() - 1;
     auto word = torch::full({3}, comm->rank(), torch::kLong);
     comm->broadcast(word, root, "a word");
@@ -48,7 +48,7 @@ TEST_P(CommunicatorTest, BroadcastsGathersAndMeets) {
 }
 
 TEST_P(CommunicatorTest, RunsSeveralAtOnceInOrder) {
-  run_ranks(GetParam(), [](auto comm) {
+  run_ranks(GetParam(), [](const testing::Comm& comm) {
     std::vector<torch::Tensor> tensors;
     std::vector<Pending> pending;
     for (int i = 0; i < 20; ++i) {
@@ -64,7 +64,7 @@ TEST_P(CommunicatorTest, RunsSeveralAtOnceInOrder) {
 }
 
 TEST_P(CommunicatorTest, ADuplicateDoesNotMixWithItsOriginal) {
-  run_ranks(GetParam(), [](auto comm) {
+  run_ranks(GetParam(), [](const testing::Comm& comm) {
     const auto other = comm->duplicate("other");
     auto a = torch::ones({1000});
     auto b = torch::ones({1000});
@@ -111,7 +111,7 @@ TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
   std::string text;
   run_ranks(
       2,
-      [&](auto comm) {
+      [&](const testing::Comm& comm) {
         comm->barrier("both are here");
         if (comm->rank() == 1) {
           std::this_thread::sleep_for(std::chrono::milliseconds(3500));  // late for the next call

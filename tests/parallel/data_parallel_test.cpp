@@ -78,7 +78,7 @@ TEST_P(DataParallelTest, GivesEveryRankTheMeanGradientBitForBitAlike) {
     for (const double bucket_mb : {32.0, 0.0005}) {
       std::mutex mutex;
       std::vector<std::map<std::string, torch::Tensor>> seen;
-      run_ranks(ranks, [&](auto comm) {
+      run_ranks(ranks, [&](const testing::Comm& comm) {
         Net net(7 + static_cast<uint64_t>(comm->rank()), double_head);
         ParameterArena arena(net);
         DataParallel parallel(arena, comm,
@@ -110,7 +110,7 @@ TEST_P(DataParallelTest, GivesEveryRankTheMeanGradientBitForBitAlike) {
 INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest, ::testing::Values(1, 2, 4));
 
 TEST(DataParallelTest, CountsAParameterUsedOnOneRankOnlyAsZeroElsewhere) {
-  run_ranks(2, [](auto comm) {
+  run_ranks(2, [](const testing::Comm& comm) {
     Net net(7);
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {});
@@ -128,7 +128,7 @@ TEST(DataParallelTest, CountsAParameterUsedOnOneRankOnlyAsZeroElsewhere) {
 TEST(DataParallelTest, NamesParametersThatNoRankUses) {
   std::mutex mutex;
   std::vector<std::string> errors;
-  run_ranks(2, [&](auto comm) {
+  run_ranks(2, [&](const testing::Comm& comm) {
     Net net(7);
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {});
@@ -148,7 +148,7 @@ TEST(DataParallelTest, NamesParametersThatNoRankUses) {
 }
 
 TEST(DataParallelTest, ReportsUnusedParametersWhenAsked) {
-  run_ranks(2, [](auto comm) {
+  run_ranks(2, [](const testing::Comm& comm) {
     Net net(7);
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {.find_unused_parameters = true});
@@ -163,7 +163,7 @@ TEST(DataParallelTest, ReportsUnusedParametersWhenAsked) {
 }
 
 TEST(DataParallelTest, SendsHalvesWhenAskedAndStaysAlikeOnAllRanks) {
-  run_ranks(2, [](auto comm) {
+  run_ranks(2, [](const testing::Comm& comm) {
     Net net(7);
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {.fp16_allreduce = true});
@@ -186,7 +186,7 @@ TEST(DataParallelTest, SendsHalvesWhenAskedAndStaysAlikeOnAllRanks) {
 TEST(DataParallelTest, RefusesModelsThatDiffer) {
   std::mutex mutex;
   std::vector<std::string> errors;
-  run_ranks(2, [&](auto comm) {
+  run_ranks(2, [&](const testing::Comm& comm) {
     torch::nn::Sequential net(torch::nn::Linear(4, comm->rank() == 0 ? 3 : 5));
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {});

@@ -39,7 +39,7 @@ TEST(SyncBatchNormTest, EqualsOneProcessWithTheWholeBatchForUnequalShares) {
   loss_of(y, x).backward();
 
   const std::vector<std::pair<int64_t, int64_t>> shares = {{0, 4}, {4, 2}, {6, 1}};
-  run_ranks(3, [&](auto comm) {
+  run_ranks(3, [&](const testing::Comm& comm) {
     const auto [begin, length] = shares[static_cast<size_t>(comm->rank())];
     auto part = whole_batch().narrow(0, begin, length).clone().requires_grad_();
     auto local = fixed_norm();
@@ -62,7 +62,7 @@ TEST(SyncBatchNormTest, EqualsOneProcessWithTheWholeBatchForUnequalShares) {
 }
 
 TEST(SyncBatchNormTest, LeavesEvaluationAndInstanceNormAlone) {
-  run_ranks(2, [&](auto comm) {
+  run_ranks(2, [&](const testing::Comm& comm) {
     auto x = whole_batch() * (1 + comm->rank());
     auto norm = fixed_norm();
     norm->eval();

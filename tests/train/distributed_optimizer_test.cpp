@@ -55,7 +55,7 @@ std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name, D
                                  bool norm = false) {
   std::vector<torch::Tensor> result;
   std::mutex mutex;
-  run_ranks(ranks, [&](auto comm) {
+  run_ranks(ranks, [&](const testing::Comm& comm) {
     auto net = make_net(norm);
     DistributedOptimizer optimizer(make_optimizer(optimizer_name, net), strategy, comm);
     for (int64_t step = 0; step < 6; ++step) {
@@ -139,7 +139,7 @@ TEST(DistributedOptimizerTest, WeighsTokensExactly) {
   };
   std::vector<torch::Tensor> expected;
   for (const int ranks : {1, 2}) {
-    run_ranks(ranks, [&](auto comm) {
+    run_ranks(ranks, [&](const testing::Comm& comm) {
       auto net = make_net();
       DistributedOptimizer optimizer(make_optimizer("SGD", net), {}, comm);
       const auto part = ranks == 1 ? batch : comm->rank() == 0 ? batch.slice(0, 2) : batch.slice(2, 11);
@@ -185,7 +185,7 @@ TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
 }
 
 TEST(DistributedOptimizerTest, LeavesParametersThatNoRankUsesAloneWhenAsked) {
-  run_ranks(2, [](auto comm) {
+  run_ranks(2, [](const testing::Comm& comm) {
     auto net = make_net();
     auto spare = torch::nn::Linear(2, 2);
     net->register_module("spare", spare);
