@@ -87,6 +87,7 @@ struct ResolvedStrategy;
 ///   DistributedStrategy strategy{.gradient_merge = true, .gradient_merge_configs = {.k_steps =
 ///   4}}; strategy.fp16_allreduce = true; strategy.save("strategy.json");
 ///   log::plain(strategy.overview());
+// Fields stand in the guide's order, whatever it pads. NOLINTNEXTLINE(*-optin.performance.Padding)
 struct DistributedStrategy {
   bool amp = false;
   AmpConfigs amp_configs = {};

@@ -25,6 +25,7 @@ struct Rows {
   std::vector<std::string> operator()(const std::vector<std::string>& list) const { return list; }
   std::vector<std::string> operator()(const std::vector<int64_t>& list) const {
     std::vector<std::string> rows;
+    rows.reserve(list.size());
     for (const int64_t number : list) rows.push_back(format("{}", number));
     return rows;
   }
