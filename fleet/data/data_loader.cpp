@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
