@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -111,7 +112,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptio
 
 DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
   int64_t first_update = 0;
-  if (std::exchange(restored_, false)) {
+  if (restored_) {
     const auto restored = position_.state();
     if (epoch != restored.epoch) {
       throw Error("data",
@@ -121,6 +122,7 @@ DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
                   "start the loop over epochs at loader.state().epoch");
     }
     first_update = restored.next_update;
+    restored_ = false;
   }
   position_.seek(epoch, first_update);
   return Epoch(*this, epoch, first_update);

@@ -12,7 +12,7 @@ namespace fleet {
 
 struct LoaderOptions {
   int64_t batch_size = 1;  ///< samples per update on one rank
-  uint64_t seed = 0;
+  int64_t seed = 0;
   bool shuffle = true;
   bool drop_last = false;  ///< leave out the samples that do not fill a global batch
   int64_t rank = 0;
@@ -46,7 +46,7 @@ class DataLoader {
   SamplerState state() const { return position_.state(); }
 
   /// Goes on with the very next sample. The loop must then start at `state().epoch`: another epoch
-  /// is refused once, since it would train on samples twice or not at all.
+  /// is refused, since it would train on samples twice or not at all.
   void restore(const SamplerState& state);
 
   const Dataset& dataset() const { return *dataset_; }
@@ -55,7 +55,7 @@ class DataLoader {
   std::shared_ptr<const Dataset> dataset_;
   int64_t prefetch_;
   ShardedSampler position_;
-  bool restored_ = false;  // since then no epoch was started
+  bool restored_ = false;  // and not yet gone on from there
 };
 
 /// One pass over an epoch: a range for one loop.

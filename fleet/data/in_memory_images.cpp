@@ -62,8 +62,7 @@ void InMemoryImages::write_image(int64_t index, int64_t epoch, float* out) const
   int64_t down = 0;
   int64_t right = 0;
   if (augmentation_.flip || reach > 0) {
-    SplitMix64 random(
-        {augmentation_.seed, static_cast<uint64_t>(epoch), static_cast<uint64_t>(index)});
+    SplitMix64 random({augmentation_.seed, epoch, index});
     flip = random.below(2) == 1 && augmentation_.flip;
     down = static_cast<int64_t>(random.below(2 * reach + 1)) - reach;
     right = static_cast<int64_t>(random.below(2 * reach + 1)) - reach;

@@ -12,7 +12,7 @@ namespace fleet {
 struct Augmentation {
   bool flip = false;      ///< left and right swapped in half of the draws
   int64_t max_shift = 0;  ///< moved by up to so many pixels each way; black moves in
-  uint64_t seed = 0;
+  int64_t seed = 0;
 };
 
 /// Statistics that bring pixels, first scaled to 0..1, to mean 0 and deviation 1.

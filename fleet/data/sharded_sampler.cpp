@@ -102,7 +102,7 @@ void ShardedSampler::draw_order() {
   order_.resize(dataset_size_);
   std::iota(order_.begin(), order_.end(), 0);
   if (options_.shuffle) {  // Fisher and Yates
-    SplitMix64 random({options_.seed, static_cast<uint64_t>(epoch_)});
+    SplitMix64 random({options_.seed, epoch_});
     for (int64_t left = dataset_size_; left > 1; --left) {
       std::swap(order_[left - 1], order_[random.below(left)]);
     }

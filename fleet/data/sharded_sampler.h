@@ -7,7 +7,7 @@ namespace fleet {
 
 struct SamplerOptions {
   int64_t batch_size = 1;  ///< samples per update on one rank
-  uint64_t seed = 0;
+  int64_t seed = 0;
   bool shuffle = true;
   bool drop_last = false;  ///< leave out the samples that do not fill a global batch
   int64_t rank = 0;
@@ -16,7 +16,7 @@ struct SamplerOptions {
 
 /// A position between two updates, with what it presumes; goes into a snapshot. Equal on all ranks.
 struct SamplerState {
-  uint64_t seed = 0;
+  int64_t seed = 0;
   int64_t epoch = 0;
   int64_t next_update = 0;
   int64_t dataset_size = 0;

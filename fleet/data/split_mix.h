@@ -16,8 +16,10 @@ namespace fleet {
 class SplitMix64 {
  public:
   /// Words in another order, or a word more, give an unrelated sequence.
-  SplitMix64(std::initializer_list<uint64_t> key) {
-    for (const uint64_t word : key) state_ = mix(state_ + kGamma) ^ mix(word + kGamma);
+  SplitMix64(std::initializer_list<int64_t> key) {
+    for (const int64_t word : key) {
+      state_ = mix(state_ + kGamma) ^ mix(static_cast<uint64_t>(word) + kGamma);
+    }
   }
 
   uint64_t next() { return mix(state_ += kGamma); }

@@ -157,6 +157,8 @@ TEST(DataLoaderTest, RefusesAnotherEpochAfterRestore) {
   loader.restore(position);
   EXPECT_TRUE(
       says(refusal_of([&] { loader.epoch(0); }), "the restored position is update 3 of epoch 2"));
+  EXPECT_EQ(epoch_of(loader, 2).size(), 1u) << "the right one still goes on";
+  EXPECT_EQ(epoch_of(loader, 0).size(), 4u);
 }
 
 TEST(DataLoaderTest, RefusesBadOptions) {

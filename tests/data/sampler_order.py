@@ -14,7 +14,7 @@ def mix(z):
 def order(size, seed, epoch):
     state = 0
     for word in (seed, epoch):
-        state = mix(state + GAMMA & M) ^ mix(word + GAMMA & M)
+        state = mix(state + GAMMA & M) ^ mix(word % 2**64 + GAMMA & M)
 
     def below(bound):
         nonlocal state

@@ -91,7 +91,7 @@ TEST(ShardedSamplerTest, KeepsItsOrderForEver) {
 }
 
 TEST(ShardedSamplerTest, OrderFollowsSeedAndEpoch) {
-  const auto order = [](uint64_t seed, int64_t epoch) {
+  const auto order = [](int64_t seed, int64_t epoch) {
     return joined(global_batches(100, {.batch_size = 10, .seed = seed}, epoch));
   };
   EXPECT_EQ(order(1, 0), order(1, 0));
