@@ -6,6 +6,7 @@
 #include "fleet/comm/role_maker.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
+#include "fleet/core/format.h"
 #include "fleet/core/log.h"
 #include "fleet/core/parameter_arena.h"
 #include "fleet/data/batch.h"

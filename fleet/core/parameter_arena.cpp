@@ -25,6 +25,11 @@ torch::Tensor view_of(const torch::Tensor& flat, int64_t offset, const torch::Te
   return flat.as_strided(like.sizes(), strides, flat.storage_offset() + offset);
 }
 
+// Empty tensors have no address, sparse ones no storage.
+bool same_memory(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.layout() == torch::kStrided && (a.numel() == 0 || a.data_ptr() == b.data_ptr());
+}
+
 }  // namespace
 
 ParameterArena::ParameterArena(const ModelHandle& model) {
@@ -125,9 +130,9 @@ void ParameterArena::adopt() {
 
   for (auto& span : spans_) {
     const auto& group = groups_[span.group];
-    auto value = view_of(group.values, span.offset, span.parameter);
-    value.copy_(span.parameter);
-    span.parameter.set_data(value);
+    span.value = view_of(group.values, span.offset, span.parameter);
+    span.value.copy_(span.parameter);
+    span.parameter.set_data(span.value);
     span.gradient = view_of(group.gradients, span.offset, span.parameter);
     span.parameter.mutable_grad() = torch::Tensor();
   }
@@ -155,9 +160,7 @@ void ParameterArena::set_listener(std::function<void(size_t)> listener) {
 
 void ParameterArena::begin_window() {
   for (auto& span : spans_) {
-    if (span.parameter.data_ptr() !=
-        static_cast<char*>(groups_[span.group].values.data_ptr()) +
-            span.offset * span.parameter.element_size()) {
+    if (!same_memory(span.parameter, span.value)) {
       throw Error("arena",
                   format("parameter '{}' no longer lies in the arena: its data was replaced "
                          "(set_data, .to(...), load) after the optimizer was made",
@@ -175,7 +178,7 @@ void ParameterArena::land(size_t index) {
   auto& span = spans_[index];
   auto& gradient = span.parameter.mutable_grad();
   if (!gradient.defined()) return;
-  if (gradient.data_ptr() != span.gradient.data_ptr()) {
+  if (!same_memory(gradient, span.gradient)) {
     const torch::NoGradGuard no_grad;
     if (gradient.layout() == torch::kStrided) {
       span.gradient.copy_(gradient);
@@ -192,13 +195,11 @@ void ParameterArena::end_window() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < spans_.size(); ++i) {
     auto& gradient = spans_[i].parameter.mutable_grad();
-    if (!landed_[i]) {
-      if (!gradient.defined()) {
-        spans_[i].gradient.zero_();
-        gradient = spans_[i].gradient;
-      }
+    if (!landed_[i] && !gradient.defined()) {
+      spans_[i].gradient.zero_();
+      gradient = spans_[i].gradient;
     }
-    if (!gradient.defined() || gradient.data_ptr() != spans_[i].gradient.data_ptr()) {
+    if (!gradient.defined() || !same_memory(gradient, spans_[i].gradient)) {
       throw Error("arena",
                   format("the gradient of '{}' was replaced: grad() is {}, not the arena's view",
                          spans_[i].name,

@@ -18,7 +18,8 @@ struct ArenaSpan {
   std::string name;
   std::vector<std::string> aliases;  // further names of the same tensor, when modules share it
   torch::Tensor parameter;
-  torch::Tensor gradient;  // a view of the group's gradients with the parameter's sizes and strides
+  torch::Tensor value;     // views of the group's buffers with the parameter's sizes and strides
+  torch::Tensor gradient;
   size_t group = 0;
   int64_t offset = 0;
   int64_t numel = 0;

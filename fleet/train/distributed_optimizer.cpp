@@ -69,13 +69,15 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
                                            std::shared_ptr<comm::Communicator> comm)
     : state_(std::make_unique<State>()) {
   auto& s = *state_;
+  const auto remarks =
+      check(strategy, {.world_size = comm->size(), .optimizer_name = std::string(optimizer->name())});
   auto resolved = strategy.resolved();
-  check(resolved.strategy, {.world_size = comm->size(), .optimizer_name = std::string(optimizer->name())});
   s.strategy = std::move(resolved.strategy);
   s.optimizer = std::move(optimizer);
   s.comm = std::move(comm);
   log::plain(s.strategy.overview());
   for (const auto& note : resolved.notes) log::info("strategy", note);
+  for (const auto& remark : remarks) log::info("strategy", remark);
 
   s.arena = std::make_unique<ParameterArena>(s.optimizer->model());
   s.optimizer->bind(*s.arena);
