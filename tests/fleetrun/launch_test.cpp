@@ -132,7 +132,7 @@ TEST(FleetrunTest, FailureOfTheEchoedRankPointsUpwards) {
   const auto text = job.output();
   EXPECT_TRUE(has(text, "step 1\rstep 2\nerror: [fleetrun] rank 0 (pid ")) << text;
   EXPECT_TRUE(has(text, "its output is above and in ")) << text;
-  EXPECT_EQ(count(text, "step 2"), 1U) << text;
+  EXPECT_FALSE(has(text, "| step 2")) << text;
 }
 
 TEST(FleetrunTest, NamesTheSignalAndTheFirstCause) {
@@ -194,7 +194,10 @@ TEST(FleetrunTest, CtrlCEndsAllRanksOnceAndCleanly) {
   const auto processes = pids(job, 2);
   job.send(SIGINT);
   EXPECT_EQ(job.wait(), 130) << job.output();
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(job.log(rank), "got INT\n");
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(count(job.log(rank), "got INT\n"), 1U) << job.log(rank);
+    EXPECT_FALSE(has(job.log(rank), "got TERM")) << job.log(rank);
+  }
   EXPECT_EQ(count(job.output(), "SIGINT: ending 2 ranks"), 1U) << job.output();
   EXPECT_FALSE(has(job.output(), "error:")) << job.output();
   EXPECT_TRUE(all_gone(processes));
@@ -217,7 +220,7 @@ TEST(FleetrunTest, SigtermIsPassedOn) {
   pids(job, 1);
   job.send(SIGTERM);
   EXPECT_EQ(job.wait(), 143);
-  EXPECT_EQ(job.log(0), "got TERM\n");
+  EXPECT_EQ(count(job.log(0), "got TERM\n"), 1U) << job.log(0);
 }
 
 TEST(FleetrunTest, RestartsAllRanksAndKeepsTheirLogs) {

@@ -132,6 +132,17 @@ TEST_F(NodesTest, CtrlCOnOneNodeEndsBoth) {
   EXPECT_TRUE(has(first.output(), "stopped by SIGINT on node 1 (10.77.0.2)")) << first.output();
 }
 
+TEST_F(NodesTest, SigtermOnTheMasterEndsBoth) {
+  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  Launched first(by_number(0, work), on(0));
+  Launched second(by_number(1, work), on(1));
+  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(0) == "up\n"; }));
+  first.send(SIGTERM);
+  EXPECT_EQ(first.wait(), 143) << first.output();
+  EXPECT_EQ(second.wait(), 143) << second.output();
+  EXPECT_TRUE(has(second.output(), "stopped by SIGTERM on node 0")) << second.output();
+}
+
 TEST_F(NodesTest, LostMasterEndsTheOtherNode) {
   const Words work = {"sh", "-c", "echo up; exec sleep 60"};
   Launched first(by_number(0, work), on(0));

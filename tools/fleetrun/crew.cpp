@@ -85,14 +85,16 @@ void Crew::end(const std::vector<int>& signals, std::chrono::duration<double> gr
 }
 
 void Crew::kill_and_reap() {
+  if (workers_.empty()) return;
   const auto deadline = Clock::now() + kKillWait;
   while (anything_left() && Clock::now() < deadline) {
     send(SIGKILL);
     std::this_thread::sleep_for(milliseconds(2));
   }
   for (auto& worker : workers_) {
+    if (!worker.ending()) continue;  // not even SIGKILL ends it now: leave it to the watchdog
     watchdog_.forget(worker.pid());
-    if (worker.ending()) worker.reap();
+    worker.reap();
   }
   workers_.clear();
 }

@@ -90,13 +90,24 @@ std::vector<Environment> Launcher::environments(int attempt) const {
 std::optional<Failure> Launcher::run_attempt(NodeLink& link, int attempt) {
   if (auto failure = gather(link)) return failure;
   for (auto& log : logs_) log.begin_attempt(attempt, max_restarts_);
-  Crew crew(program_, environments(attempt), logs_, watchdog_);
-  const auto signals = supervise(link, crew);
-  if (signals.empty()) return std::nullopt;
+  std::optional<Crew> started;
+  try {
+    started.emplace(program_, environments(attempt), logs_, watchdog_);
+  } catch (const std::exception& error) {
+    link.report({.node = cluster_.node_rank,
+                 .what = format("node {} ({}) cannot start its ranks: {}", cluster_.node_rank,
+                                cluster_.own().address, error.what()),
+                 .restartable = false});
+    link.leave(kFarewellMargin);
+    throw;
+  }
+  Crew& crew = *started;
+  const auto stop = supervise(link, crew);
+  if (!stop) return std::nullopt;
 
   // Before the ranks are ended, which may take the whole grace: the other nodes wait for it.
-  if (cluster_.node_rank == 0) link.decide(first_cause(link.view().failures));
-  crew.end(signals, std::chrono::duration<double>(options_.grace_s), inbox_);
+  if (cluster_.node_rank == 0) link.decide(first_cause(stop->failures));
+  crew.end(stop->signals, std::chrono::duration<double>(options_.grace_s), inbox_);
   return agree(link);
 }
 
@@ -113,21 +124,22 @@ std::optional<Failure> Launcher::gather(NodeLink& link) {
   }
 }
 
-std::vector<int> Launcher::supervise(NodeLink& link, Crew& crew) {
+std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
   std::optional<Clock::time_point> decide_at;
   bool failed_here = false;
   bool done_here = false;
   while (true) {
     const auto signal = inbox_.next(kLookEvery);
     if (signal && *signal != SIGCHLD) {
-      link.report(stopped_by(*signal));
+      const auto stopped = stopped_by(*signal);
+      link.report(stopped);
       crew.echo().fresh_line();
       log::warn(kArea, format("{}: ending {} rank{}, SIGKILL after {} s or at once when it is sent "
                               "again",
                               signal_name(*signal), crew.size(), crew.size() == 1 ? "" : "s",
                               options_.grace_s));
-      if (*signal == SIGINT) return {SIGINT, SIGTERM};
-      return {SIGTERM};
+      if (*signal == SIGINT) return Stop{{stopped}, {SIGINT, SIGTERM}};
+      return Stop{{stopped}, {SIGTERM}};
     }
     for (const size_t rank : crew.new_failures()) {
       link.report(describe(crew, rank));
@@ -139,9 +151,10 @@ std::vector<int> Launcher::supervise(NodeLink& link, Crew& crew) {
       done_here = true;
     }
     const auto view = link.view();
-    if (view.done == static_cast<int>(cluster_.nodes.size())) return {};
+    if (view.done == static_cast<int>(cluster_.nodes.size())) return std::nullopt;
     if (!decide_at && (failed_here || !view.failures.empty())) decide_at = Clock::now() + kCollect;
-    if (decide_at && Clock::now() >= *decide_at && !view.failures.empty()) return {SIGTERM};
+    if (decide_at && Clock::now() >= *decide_at && !view.failures.empty())
+      return Stop{view.failures, {SIGTERM}};
   }
 }
 

@@ -32,9 +32,14 @@ class Launcher {
   std::optional<Failure> run_attempt(NodeLink& link, int attempt);
   /// Until all nodes are ready to start together.
   std::optional<Failure> gather(NodeLink& link);
-  /// Until success everywhere, or a failure anywhere and a moment more for others that may explain
-  /// it. Returns the signals with which what is left has to be ended; none after success.
-  std::vector<int> supervise(NodeLink& link, Crew& crew);
+  /// Why the ranks have to be ended, and how.
+  struct Stop {
+    std::vector<Failure> failures;  // not empty
+    std::vector<int> signals;       // one after the other, before SIGKILL
+  };
+  /// Until success everywhere (nothing), or a failure anywhere and a moment more for others that
+  /// may explain it.
+  std::optional<Stop> supervise(NodeLink& link, Crew& crew);
   /// The failure that all nodes name.
   Failure agree(NodeLink& link) const;
 
