@@ -2,7 +2,9 @@
 
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -103,6 +105,13 @@ TEST(FleetrunTest, GivesEveryRankItsEnvironment) {
   EXPECT_TRUE(has(job.output(), "-----------  Configuration Arguments -----------\ngpus: None\n"));
   EXPECT_TRUE(
       has(job.output(), "|                     PADDLE_TRAINERS_NUM                        2"));
+}
+
+TEST(FleetrunTest, StoreOutlivesRankZero) {
+  const auto beside = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  Launched job({"--nproc_per_node=2", (beside / "test_fleetrun_store_rank").string()});
+  EXPECT_EQ(job.wait(), 0) << job.output() << job.log(1);
+  EXPECT_EQ(job.log(1), "rank 0 has gone, and left: a word\n");
 }
 
 TEST(FleetrunTest, GpusAndChosenThreadsArePassedOn) {

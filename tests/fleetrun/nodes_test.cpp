@@ -12,8 +12,6 @@
 
 #include "tests/fleetrun/launched.h"
 
-extern char** environ;
-
 namespace fleet::launch {
 namespace {
 

@@ -21,14 +21,13 @@ constexpr milliseconds kKillWait{5000};  // a process in an uninterruptible call
 
 Crew::Crew(const Program& program, const std::vector<Environment>& environments,
            const std::vector<WorkerLog>& logs, Watchdog& watchdog)
-    : watchdog_(watchdog), echo_(std::make_unique<Echo>(logs.front().fd(), STDOUT_FILENO)) {
+    : echo_(std::make_unique<Echo>(logs.front().fd(), STDOUT_FILENO)) {
   workers_.reserve(environments.size());
   reported_.assign(environments.size(), false);
   try {
     for (size_t rank = 0; rank < environments.size(); ++rank) {
       const int output = rank == 0 ? echo_->writer() : logs[rank].fd();
-      workers_.emplace_back(program, environments[rank], output);
-      watchdog_.watch(workers_.back().pid());
+      workers_.emplace_back(program, environments[rank], output, watchdog);
     }
   } catch (...) {
     kill_and_reap();
@@ -91,11 +90,8 @@ void Crew::kill_and_reap() {
     send(SIGKILL);
     std::this_thread::sleep_for(milliseconds(2));
   }
-  for (auto& worker : workers_) {
-    if (!worker.ending()) continue;  // not even SIGKILL ends it now: leave it to the watchdog
-    watchdog_.forget(worker.pid());
-    worker.reap();
-  }
+  for (auto& worker : workers_)
+    if (worker.ending()) worker.reap();  // else not even SIGKILL ends it now: the watchdog's
   workers_.clear();
 }
 

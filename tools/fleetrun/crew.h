@@ -48,7 +48,6 @@ class Crew {
   void send(int signal) const;
   void kill_and_reap();
 
-  Watchdog& watchdog_;
   std::unique_ptr<Echo> echo_;
   std::vector<Worker> workers_;
   std::vector<bool> reported_;

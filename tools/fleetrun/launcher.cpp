@@ -134,7 +134,7 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
       const auto stopped = stopped_by(*signal);
       link.report(stopped);
       crew.echo().fresh_line();
-      log::warn(kArea, format("{}: ending {} rank{}, SIGKILL after {} s or at once when it is sent "
+      log::info(kArea, format("{}: ending {} rank{}, SIGKILL after {} s or at once when it is sent "
                               "again",
                               signal_name(*signal), crew.size(), crew.size() == 1 ? "" : "s",
                               options_.grace_s));

@@ -25,7 +25,7 @@ std::string find_in_path(const std::string& name) {
   while (true) {
     const auto colon = folders.find(':');
     const std::string folder(folders.substr(0, colon));
-    const std::string file = (folder.empty() ? "." : folder) + "/" + name;
+    std::string file = (folder.empty() ? "." : folder) + "/" + name;
     std::error_code ignored;
     if (fs::is_regular_file(file, ignored)) {
       if (::access(file.c_str(), X_OK) == 0) return file;
@@ -38,7 +38,7 @@ std::string find_in_path(const std::string& name) {
 
 std::string find_executable(const std::string& name) {
   const bool has_folder = name.find('/') != std::string::npos;
-  const std::string file = has_folder ? name : find_in_path(name);
+  std::string file = has_folder ? name : find_in_path(name);
   std::error_code ignored;
   if (file.empty() || !fs::exists(file, ignored)) {
     const bool is_here = !has_folder && fs::exists(name, ignored);

@@ -11,7 +11,7 @@ namespace fleet::launch {
 /// Construct it before any thread starts: it is a fork without exec.
 ///
 ///   Watchdog watchdog;
-///   watchdog.watch(worker.pid());
+///   Worker worker(program, environment, log_fd, watchdog);
 class Watchdog {
  public:
   Watchdog();
@@ -19,6 +19,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
+  /// One system call, so that a child may enter itself between fork and exec: what it starts is
+  /// then covered from its first instruction on.
   void watch(pid_t group);
   /// Call before the leader of the group is reaped: its number may be another's afterwards.
   void forget(pid_t group);

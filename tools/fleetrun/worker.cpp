@@ -18,8 +18,6 @@
 
 #include "tools/fleetrun/signals.h"
 
-extern char** environ;
-
 namespace fleet::launch {
 namespace {
 
@@ -41,12 +39,14 @@ std::vector<std::string> merged_environment(const Environment& changes) {
     }
   }
   std::vector<std::string> lines;
-  for (const auto& [name, value] : merged) lines.push_back(name + "=" + value);
+  lines.reserve(merged.size());
+  for (const auto& [name, value] : merged) lines.push_back(format("{}={}", name, value));
   return lines;
 }
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> list;
+  list.reserve(words.size() + 1);
   for (auto& word : words) list.push_back(word.data());
   list.push_back(nullptr);
   return list;
@@ -54,10 +54,12 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 
 // Between fork and exec: other threads may have held any lock, so only async-signal-safe calls.
 [[noreturn]] void become(const char* file, char* const* words, char* const* environment,
-                         int output_fd, int null_fd, int error_fd, pid_t parent) {
+                         int output_fd, int null_fd, int error_fd, pid_t parent,
+                         Watchdog& watchdog) {
   setsid();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // the launcher died before the line above
+  watchdog.watch(getpid());
   for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
@@ -81,7 +83,9 @@ std::string Ending::text() const {
   return format("was ended by signal {} ({}, {})", signal, signal_name(signal), strsignal(signal));
 }
 
-Worker::Worker(const Program& program, const Environment& environment, int output_fd) {
+Worker::Worker(const Program& program, const Environment& environment, int output_fd,
+               Watchdog& watchdog)
+    : watchdog_(&watchdog) {
   auto words = program.words;
   auto lines = merged_environment(environment);
   const auto word_list = pointers(words);
@@ -96,7 +100,7 @@ Worker::Worker(const Program& program, const Environment& environment, int outpu
   pid_ = ::fork();
   if (pid_ == 0)
     become(program.file.c_str(), word_list.data(), line_list.data(), output_fd, null_fd, failure[1],
-           parent);
+           parent, watchdog);
   const int fork_error = errno;
   ::close(null_fd);
   ::close(failure[1]);
@@ -144,6 +148,7 @@ void Worker::send(int signal) const {
 void Worker::reap() {
   if (reaped_) return;
   reaped_ = true;
+  watchdog_->forget(pid_);
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/fleetrun/program.h"
+#include "tools/fleetrun/watchdog.h"
 
 namespace fleet::launch {
 
@@ -29,18 +30,19 @@ struct Ending {
 };
 
 /// One rank: a process in a session and process group of its own, which the kernel kills when the
-/// launcher dies. Start it from the main thread: the kernel watches the thread that forked.
+/// launcher dies, and the watchdog everything it has started. Start it from the main thread: the
+/// kernel watches the thread that forked.
 ///
 /// A process that has ended stays a zombie until `reap()`, so that its number, which is also the
 /// number of its group, cannot become another's while the group may still get signals.
 ///
-///   Worker worker(program, {{"RANK", "0"}}, log_fd);
+///   Worker worker(program, {{"RANK", "0"}}, log_fd, watchdog);
 ///   worker.send(SIGTERM);
 ///   if (auto ending = worker.ending()) std::puts(ending->text().c_str());
 class Worker {
  public:
   /// Throws StartError when the kernel refuses to execute the program.
-  Worker(const Program& program, const Environment& environment, int output_fd);
+  Worker(const Program& program, const Environment& environment, int output_fd, Watchdog& watchdog);
 
   pid_t pid() const { return pid_; }
   /// How it ended, once it has; does not wait.
@@ -53,6 +55,7 @@ class Worker {
   void reap();
 
  private:
+  Watchdog* watchdog_;
   pid_t pid_ = -1;
   bool reaped_ = false;
   std::chrono::steady_clock::time_point started_;

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr off_t kTailBytes = 64 * 1024;
+constexpr off_t kTailBytes = 65536;
 constexpr size_t kLongestLine = 400;
 constexpr auto kFix = "choose another folder with --log_dir";
 
