@@ -81,6 +81,7 @@ void Launcher::announce() const {
 
 std::vector<Environment> Launcher::environments(int attempt) const {
   std::vector<Environment> list;
+  list.reserve(logs_.size());
   const Attempt about{attempt, max_restarts_, log_dir_};
   for (int rank = 0; rank < options_.local_ranks(); ++rank)
     list.push_back(worker_environment(cluster_, options_, about, rank));
