@@ -1,0 +1,311 @@
+// fleetrun as a user meets it: one node, workers that are small shell scripts.
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/format.h"
+
+#include "tests/fleetrun/launched.h"
+
+namespace fleet::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using Words = std::vector<std::string>;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+std::map<std::string, std::string> variables(const std::string& text) {
+  std::map<std::string, std::string> found;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (const auto equals = line.find('='); equals != line.npos)
+      found[line.substr(0, equals)] = line.substr(equals + 1);
+  return found;
+}
+
+// The numbers that workers have written into files of this name, once there are `many`.
+std::vector<pid_t> pids(const Launched& job, size_t many) {
+  std::vector<pid_t> list;
+  eventually([&] {
+    list.clear();
+    for (const auto& entry : std::filesystem::directory_iterator(job.folder()))
+      if (entry.path().filename().string().starts_with("pid."))
+        if (const auto text = contents(entry.path()); text.ends_with('\n'))
+          list.push_back(std::stoi(text));
+    return list.size() >= many;
+  });
+  EXPECT_EQ(list.size(), many);
+  return list;
+}
+
+bool all_gone(const std::vector<pid_t>& list) {
+  return eventually([&] {
+    for (const pid_t pid : list)
+      if (!is_gone(pid)) return false;
+    return true;
+  });
+}
+
+// Writes its own number, then does `rest`. $FLEET_LOG_DIR/.. is the test's folder.
+std::string with_pid(const std::string& rest) {
+  return "echo $$ > $FLEET_LOG_DIR/../pid.$RANK; " + rest;
+}
+
+TEST(FleetrunTest, GivesEveryRankItsEnvironment) {
+  unsetenv("OMP_NUM_THREADS");
+  setenv("http_proxy", "http://kept", 1);
+  Launched job({"--nproc_per_node", "2", "env"});
+  ASSERT_EQ(job.wait(), 0) << job.output();
+  for (int rank = 0; rank < 2; ++rank) {
+    auto env = variables(job.log(rank));
+    const auto own = format("{}", rank);
+    EXPECT_EQ(env["RANK"], own);
+    EXPECT_EQ(env["WORLD_SIZE"], "2");
+    EXPECT_EQ(env["LOCAL_RANK"], own);
+    EXPECT_EQ(env["LOCAL_WORLD_SIZE"], "2");
+    EXPECT_EQ(env["GROUP_RANK"], "0");
+    EXPECT_EQ(env["MASTER_ADDR"], "127.0.0.1");
+    EXPECT_GT(std::stoi(env["MASTER_PORT"]), 1023);
+    EXPECT_EQ(env["TORCHELASTIC_USE_AGENT_STORE"], "True");
+    EXPECT_EQ(env["TORCHELASTIC_RESTART_COUNT"], "0");
+    EXPECT_EQ(env["TORCHELASTIC_MAX_RESTARTS"], "0");
+    EXPECT_EQ(env["PADDLE_TRAINER_ID"], own);
+    EXPECT_EQ(env["PADDLE_TRAINERS_NUM"], "2");
+    EXPECT_EQ(env["PADDLE_RANK_IN_NODE"], own);
+    EXPECT_EQ(env["FLEET_LOG_DIR"], (job.folder() / "log").string());
+    EXPECT_EQ(env["http_proxy"], "http://kept");
+    EXPECT_GE(std::stoi(env["OMP_NUM_THREADS"]), 1);
+    EXPECT_FALSE(env.contains("FLAGS_selected_gpus"));
+    EXPECT_FALSE(env.contains("FLEET_TTY")) << "its output is no terminal";
+    const auto endpoints = env["PADDLE_TRAINER_ENDPOINTS"];
+    const auto comma = endpoints.find(',');
+    EXPECT_EQ(env["PADDLE_CURRENT_ENDPOINT"],
+              rank == 0 ? endpoints.substr(0, comma) : endpoints.substr(comma + 1));
+  }
+  EXPECT_TRUE(has(job.output(), "RANK=0\n")) << "rank 0 is echoed";
+  EXPECT_FALSE(has(job.output(), "\nRANK=1\n")) << "other ranks are not";
+  EXPECT_TRUE(has(job.output(), "-----------  Configuration Arguments -----------\ngpus: None\n"));
+  EXPECT_TRUE(
+      has(job.output(), "|                     PADDLE_TRAINERS_NUM                        2"));
+}
+
+TEST(FleetrunTest, StoreOutlivesRankZero) {
+  const auto beside = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  Launched job({"--nproc_per_node=2", (beside / "test_fleetrun_store_rank").string()});
+  EXPECT_EQ(job.wait(), 0) << job.output() << job.log(1);
+  EXPECT_EQ(job.log(1), "rank 0 has gone, and left: a word\n");
+}
+
+TEST(FleetrunTest, GpusAndChosenThreadsArePassedOn) {
+  Launched job({"--gpus", "4,6", "env"}, {"env", "OMP_NUM_THREADS=7"});
+  ASSERT_EQ(job.wait(), 0) << job.output();
+  auto env = variables(job.log(1));
+  EXPECT_EQ(env["FLAGS_selected_gpus"], "6");
+  EXPECT_EQ(env["CUDA_VISIBLE_DEVICES"], "4,6") << "device LOCAL_RANK must be the rank's own";
+  EXPECT_EQ(env["OMP_NUM_THREADS"], "7");
+}
+
+TEST(FleetrunTest, PassesOnTheExitCodeAndShowsTheTailOfThatLog) {
+  Launched job({"--nproc_per_node", "2", "sh", "-c",
+                "echo started; if [ $RANK = 1 ]; then seq 1 30; echo the reason; exit 37; fi; "
+                "exec sleep 60"});
+  ASSERT_EQ(job.wait(), 37) << job.output();
+  const auto text = job.output();
+  EXPECT_TRUE(has(text, "error: [fleetrun] rank 1 (pid ")) << text;
+  EXPECT_TRUE(has(text, ") exited with code 37 after 0.")) << text;
+  EXPECT_TRUE(has(text, "workerlog.1:\n    | 12\n")) << text;
+  EXPECT_TRUE(has(text, "    | 30\n    | the reason\n")) << text;
+}
+
+TEST(FleetrunTest, FailureOfTheEchoedRankPointsUpwards) {
+  Launched job({"sh", "-c", "printf 'step 1\\rstep 2'; exit 3"});
+  ASSERT_EQ(job.wait(), 3);
+  const auto text = job.output();
+  EXPECT_TRUE(has(text, "step 1\rstep 2\nerror: [fleetrun] rank 0 (pid ")) << text;
+  EXPECT_TRUE(has(text, "its output is above and in ")) << text;
+  EXPECT_FALSE(has(text, "| step 2")) << text;
+}
+
+TEST(FleetrunTest, NamesTheSignalAndTheFirstCause) {
+  // Rank 0 fails a moment later, as a rank does whose peer has gone.
+  Launched job({"--nproc_per_node", "2", "sh", "-c",
+                "if [ $RANK = 1 ]; then echo last words; kill -SEGV $$; fi; sleep 0.1; exit 1"});
+  ASSERT_EQ(job.wait(), 128 + SIGSEGV);
+  const auto text = job.output();
+  EXPECT_TRUE(has(text, "error: [fleetrun] rank 1 (pid ")) << text;
+  EXPECT_TRUE(has(text, "was ended by signal 11 (SIGSEGV, Segmentation fault)")) << text;
+  EXPECT_TRUE(has(text, "1 more rank failed right after, probably because of it")) << text;
+  EXPECT_TRUE(has(text, "    | last words\n")) << text;
+}
+
+TEST(FleetrunTest, EndsTheOthersEvenThoseThatIgnoreSigterm) {
+  Launched job({"--nproc_per_node", "3", "--grace_s", "0.3", "sh", "-c",
+                with_pid("if [ $RANK = 2 ]; then sleep 0.3; exit 5; fi; trap '' TERM; "
+                         "while :; do sleep 0.05; done")});
+  EXPECT_EQ(job.wait(), 5) << job.output();
+  EXPECT_TRUE(all_gone(pids(job, 3)));
+}
+
+TEST(FleetrunTest, GivesTheOthersTimeToEndWell) {
+  Launched job({"--nproc_per_node", "2", "sh", "-c",
+                "if [ $RANK = 1 ]; then sleep 0.3; exit 5; fi; "
+                "trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done"});
+  EXPECT_EQ(job.wait(), 5);
+  EXPECT_TRUE(has(job.log(0), "saved\n")) << job.log(0);
+}
+
+TEST(FleetrunTest, EndsAStoppedRank) {
+  Launched job({"--nproc_per_node", "2", "sh", "-c",
+                with_pid("if [ $RANK = 1 ]; then sleep 0.3; exit 5; fi; kill -STOP $$")});
+  EXPECT_EQ(job.wait(4s), 5) << "SIGTERM must reach a rank that is stopped";
+  EXPECT_TRUE(all_gone(pids(job, 2)));
+}
+
+TEST(FleetrunTest, ProcessesOfARankEndWithIt) {
+  Launched job({"sh", "-c", "sleep 60 & echo $! > $FLEET_LOG_DIR/../pid.child; exit 0"});
+  EXPECT_EQ(job.wait(), 0) << job.output();
+  EXPECT_TRUE(all_gone(pids(job, 1)));
+}
+
+TEST(FleetrunTest, KilledLauncherLeavesNoOrphan) {
+  // Every rank has a child that survives its parent and asks for nothing.
+  Launched job({"--nproc_per_node", "2", "sh", "-c",
+                with_pid("(trap '' TERM HUP; while :; do sleep 0.05; done) & "
+                         "echo $! > $FLEET_LOG_DIR/../pid.child.$RANK; wait")});
+  const auto processes = pids(job, 4);
+  job.send(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(all_gone(processes));
+}
+
+TEST(FleetrunTest, CtrlCEndsAllRanksOnceAndCleanly) {
+  Launched job({"--nproc_per_node", "2", "sh", "-c",
+                "trap 'echo got INT; exit 0' INT; trap 'echo got TERM' TERM; " +
+                    with_pid("while :; do sleep 0.05; done")});
+  const auto processes = pids(job, 2);
+  job.send(SIGINT);
+  EXPECT_EQ(job.wait(), 130) << job.output();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(count(job.log(rank), "got INT\n"), 1U) << job.log(rank);
+    EXPECT_FALSE(has(job.log(rank), "got TERM")) << job.log(rank);
+  }
+  EXPECT_EQ(count(job.output(), "SIGINT: ending 2 ranks"), 1U) << job.output();
+  EXPECT_FALSE(has(job.output(), "error:")) << job.output();
+  EXPECT_TRUE(all_gone(processes));
+}
+
+TEST(FleetrunTest, SecondCtrlCKillsAtOnce) {
+  Launched job({"--grace_s=60", "sh", "-c",
+                "trap '' INT TERM; " + with_pid("while :; do sleep 0.05; done")});
+  const auto processes = pids(job, 1);
+  job.send(SIGINT);
+  ASSERT_TRUE(eventually([&] { return has(job.output(), "SIGINT: ending 1 rank"); }));
+  job.send(SIGINT);
+  EXPECT_EQ(job.wait(5s), 130);
+  EXPECT_TRUE(all_gone(processes));
+}
+
+TEST(FleetrunTest, SigtermIsPassedOn) {
+  Launched job({"sh", "-c",
+                "trap 'echo got TERM; exit 0' TERM; " + with_pid("while :; do sleep 0.05; done")});
+  pids(job, 1);
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait(), 143);
+  EXPECT_EQ(count(job.log(0), "got TERM\n"), 1U) << job.log(0);
+}
+
+TEST(FleetrunTest, RestartsAllRanksAndKeepsTheirLogs) {
+  Launched job({"--nproc_per_node", "2", "--max_restarts", "2", "sh", "-c",
+                "echo try $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
+                "[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 9; "
+                "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 60; exit 0"});
+  EXPECT_EQ(job.wait(), 0) << job.output();
+  for (int rank = 0; rank < 2; ++rank)
+    EXPECT_EQ(job.log(rank),
+              "try 0 of 2\n---------- fleetrun: restart 1 of 2 ----------\ntry 1 of 2\n");
+  EXPECT_EQ(count(job.output(), "restart 1 of 2, its log is "), 1U) << job.output();
+}
+
+TEST(FleetrunTest, RestartsEndWithTheLastExitCode) {
+  Launched job({"--max_restarts=1", "sh", "-c", "exit $((TORCHELASTIC_RESTART_COUNT + 10))"});
+  EXPECT_EQ(job.wait(), 11) << job.output();
+}
+
+TEST(FleetrunTest, WrongCommandLineExitsWithTwo) {
+  Launched unknown({"--nproc-per-nod=2", "true"});
+  EXPECT_EQ(unknown.wait(), 2);
+  EXPECT_TRUE(
+      has(unknown.output(), "unknown flag --nproc-per-nod (did you mean 'nproc_per_node'?)"))
+      << unknown.output();
+  Launched nothing(Words{});
+  EXPECT_EQ(nothing.wait(), 2);
+}
+
+TEST(FleetrunTest, ProgramThatCannotBeStarted) {
+  Launched missing({"no-such-program"});
+  EXPECT_EQ(missing.wait(), 127);
+  EXPECT_TRUE(has(missing.output(), "the program no-such-program was found in no folder of PATH"))
+      << missing.output();
+  Launched absent({"/nowhere/program"});
+  EXPECT_EQ(absent.wait(), 127);
+  EXPECT_TRUE(has(absent.output(), "the program /nowhere/program does not exist"));
+  Launched locked({"/etc/passwd"});
+  EXPECT_EQ(locked.wait(), 126);
+  EXPECT_TRUE(has(locked.output(), "fix: chmod +x /etc/passwd")) << locked.output();
+
+  const auto script = std::filesystem::temp_directory_path() / format("no_format_{}", getpid());
+  std::ofstream(script) << "no first line that says what this is\n";
+  chmod(script.c_str(), 0755);
+  Launched formless({"--nproc_per_node=2", script.string()});
+  EXPECT_EQ(formless.wait(), 126);
+  EXPECT_TRUE(has(formless.output(), "Exec format error")) << formless.output();
+  std::filesystem::remove(script);
+}
+
+TEST(FleetrunTest, PythonProgramIsRunByPython) {
+  const auto script = std::filesystem::temp_directory_path() / format("hello_{}.py", getpid());
+  std::ofstream(script) << "import os, sys\nprint('python', os.environ['RANK'], sys.argv[1:])\n";
+  Launched job({script.string(), "--lr", "1"});
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.log(0), "python 0 ['--lr', '1']\n");
+  std::filesystem::remove(script);
+}
+
+TEST(FleetrunTest, LogFolderThatCannotBeMade) {
+  Launched job({"--log_dir=/dev/null/log", "true"});
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_TRUE(has(job.output(),
+                  "error: [fleetrun] cannot create the log folder /dev/null/log (Not "
+                  "a directory)\n  fix: choose another folder with --log_dir"))
+      << job.output();
+}
+
+TEST(FleetrunTest, AddressOfAnotherMachineShowsBothLists) {
+  Launched job({"--ips=203.0.113.1,203.0.113.2", "true"});
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_TRUE(has(job.output(),
+                  "none of the nodes is this machine: --ips 203.0.113.1, 203.0.113.2; "
+                  "this machine has 127.0.0.1"))
+      << job.output();
+}
+
+}  // namespace
+}  // namespace fleet::launch

@@ -1,0 +1,178 @@
+// Two "hosts" on one machine: network namespaces joined by a pair of virtual cables.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/format.h"
+
+#include "tests/fleetrun/launched.h"
+
+namespace fleet::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using Words = std::vector<std::string>;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+bool run(Words words) {
+  std::vector<char*> list;
+  for (auto& word : words) list.push_back(word.data());
+  list.push_back(nullptr);
+  posix_spawn_file_actions_t quiet;
+  posix_spawn_file_actions_init(&quiet);
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
+    posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_WRONLY, 0);
+  pid_t pid = 0;
+  int status = -1;
+  const bool started = posix_spawnp(&pid, list[0], &quiet, nullptr, list.data(), environ) == 0;
+  posix_spawn_file_actions_destroy(&quiet);
+  return started && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+class NodesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "network namespaces need root";
+    for (int node = 0; node < 2; ++node)
+      if (!run({"ip", "netns", "add", space(node)}))
+        GTEST_SKIP() << "`ip netns add` is not permitted here";
+    if (!run({"ip", "link", "add", "cable0", "netns", space(0), "type", "veth", "peer", "name",
+              "cable1", "netns", space(1)}))
+      GTEST_SKIP() << "virtual network cables are not permitted here";
+    for (int node = 0; node < 2; ++node) {
+      const auto cable = format("cable{}", node);
+      ASSERT_TRUE(
+          run({"ip", "-n", space(node), "address", "add", address(node) + "/24", "dev", cable}));
+      ASSERT_TRUE(run({"ip", "-n", space(node), "link", "set", cable, "up"}));
+      ASSERT_TRUE(run({"ip", "-n", space(node), "link", "set", "lo", "up"}));
+    }
+  }
+
+  void TearDown() override {
+    if (geteuid() != 0) return;
+    for (int node = 0; node < 2; ++node) run({"ip", "netns", "delete", space(node)});
+  }
+
+  static std::string space(int node) { return format("fleetrun{}n{}", getpid(), node); }
+  static std::string address(int node) { return format("10.77.0.{}", node + 1); }
+  static Words on(int node) { return {"ip", "netns", "exec", space(node)}; }
+
+  static Words by_number(int node, const Words& rest) {
+    Words words = {"--nnodes=2", format("--node_rank={}", node), "--master=10.77.0.1:29511"};
+    words.insert(words.end(), rest.begin(), rest.end());
+    return words;
+  }
+};
+
+TEST_F(NodesTest, RanksCountThroughNodesOfDifferentSize) {
+  const Words common = {"--ips=10.77.0.1,10.77.0.2", "sh", "-c",
+                        "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK "
+                        "$MASTER_ADDR:$MASTER_PORT $PADDLE_CURRENT_ENDPOINT "
+                        "$PADDLE_TRAINER_ENDPOINTS"};
+  Words two = {"--nproc_per_node=2"};
+  two.insert(two.end(), common.begin(), common.end());
+  Launched second(two, on(1));
+  Launched first(common, on(0));
+  EXPECT_EQ(first.wait(), 0) << first.output();
+  EXPECT_EQ(second.wait(), 0) << second.output();
+  const std::string all = " 10.77.0.1:6070,10.77.0.2:6070,10.77.0.2:6071\n";
+  EXPECT_EQ(first.log(0), "0 3 0 1 0 10.77.0.1:29500 10.77.0.1:6070" + all);
+  EXPECT_EQ(second.log(0), "1 3 0 2 1 10.77.0.1:29500 10.77.0.2:6070" + all);
+  EXPECT_EQ(second.log(1), "2 3 1 2 1 10.77.0.1:29500 10.77.0.2:6071" + all);
+  EXPECT_TRUE(has(second.output(), "[fleetrun] ranks 1 to 2 of 3 here, ")) << second.output();
+}
+
+TEST_F(NodesTest, FailureOnNodeOneEndsNodeZero) {
+  const Words work = {"sh", "-c",
+                      "if [ $RANK = 1 ]; then echo the reason; sleep 0.2; exit 7; fi; "
+                      "exec sleep 60"};
+  Launched first(by_number(0, work), on(0));
+  Launched second(by_number(1, work), on(1));
+  EXPECT_EQ(first.wait(8s), 7) << first.output();
+  EXPECT_EQ(second.wait(8s), 7) << second.output();
+  for (const auto* job : {&first, &second})
+    EXPECT_TRUE(has(job->output(), ", node 1 at 10.77.0.2) exited with code 7 after 0."))
+        << job->output();
+  EXPECT_TRUE(has(first.output(), "workerlog.0 on node 1:\n    | the reason\n")) << first.output();
+}
+
+TEST_F(NodesTest, AllNodesRestartTogether) {
+  const Words work = {"--max_restarts=1", "sh", "-c",
+                      "echo try $TORCHELASTIC_RESTART_COUNT; "
+                      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
+                      "[ $RANK = 1 ] && exit 7; exec sleep 60"};
+  Launched first(by_number(0, work), on(0));
+  Launched second(by_number(1, work), on(1));
+  EXPECT_EQ(first.wait(), 0) << first.output();
+  EXPECT_EQ(second.wait(), 0) << second.output();
+  for (const auto* job : {&first, &second}) {
+    EXPECT_EQ(job->log(0), "try 0\n---------- fleetrun: restart 1 of 1 ----------\ntry 1\n");
+    EXPECT_TRUE(has(job->output(), "exited with code 7")) << job->output();
+  }
+}
+
+TEST_F(NodesTest, CtrlCOnOneNodeEndsBoth) {
+  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  Launched first(by_number(0, work), on(0));
+  Launched second(by_number(1, work), on(1));
+  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(0) == "up\n"; }));
+  second.send(SIGINT);
+  EXPECT_EQ(second.wait(), 130) << second.output();
+  EXPECT_EQ(first.wait(), 130) << first.output();
+  EXPECT_TRUE(has(first.output(), "stopped by SIGINT on node 1 (10.77.0.2)")) << first.output();
+}
+
+TEST_F(NodesTest, SigtermOnTheMasterEndsBoth) {
+  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  Launched first(by_number(0, work), on(0));
+  Launched second(by_number(1, work), on(1));
+  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(0) == "up\n"; }));
+  first.send(SIGTERM);
+  EXPECT_EQ(first.wait(), 143) << first.output();
+  EXPECT_EQ(second.wait(), 143) << second.output();
+  EXPECT_TRUE(has(second.output(), "stopped by SIGTERM on node 0")) << second.output();
+}
+
+TEST_F(NodesTest, LostMasterEndsTheOtherNode) {
+  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  Launched first(by_number(0, work), on(0));
+  Launched second(by_number(1, work), on(1));
+  ASSERT_TRUE(eventually([&] { return second.log(0) == "up\n"; }));
+  first.send(SIGKILL);
+  EXPECT_EQ(second.wait(5s), 1) << second.output();
+  EXPECT_TRUE(has(second.output(), "error: [fleetrun] fleetrun on node 0 (10.77.0.1) went away"))
+      << second.output();
+  EXPECT_FALSE(has(second.output(), "frame #")) << second.output();
+}
+
+TEST_F(NodesTest, SilentNodeEndsTheMaster) {
+  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  Launched first(by_number(0, work), on(0));
+  Launched second(by_number(1, work), on(1));
+  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(0) == "up\n"; }));
+  second.send(SIGKILL);
+  EXPECT_EQ(first.wait(20s), 1) << first.output();
+  EXPECT_TRUE(has(first.output(), "fleetrun on node 1 (10.77.0.2) has not been heard of for 10 s"))
+      << first.output();
+}
+
+TEST_F(NodesTest, NobodyJoinsInTime) {
+  Launched first(by_number(0, {"--join_timeout_s=0.5", "true"}), on(0));
+  EXPECT_EQ(first.wait(), 1);
+  EXPECT_TRUE(has(first.output(), "node 1 of 2 has not joined after 0.5 s")) << first.output();
+  Launched second(by_number(1, {"--join_timeout_s=0.5", "true"}), on(1));
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_TRUE(has(second.output(), "nothing answers at 10.77.0.1:29511 after 0.5 s"))
+      << second.output();
+}
+
+}  // namespace
+}  // namespace fleet::launch

@@ -1,0 +1,34 @@
+// A rank for FleetrunTest.StoreOutlivesRankZero: rank 0 leaves a word in the launcher's store and
+// ends, rank 1 reads it afterwards.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "fleet/comm/store.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+#include "tests/fleetrun/launched.h"
+
+namespace {
+
+int run_rank(int, char**) {
+  auto store = fleet::comm::Store::connect(
+      std::getenv("MASTER_ADDR"), static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))),
+      std::chrono::seconds(10));
+  if (std::getenv("RANK") == std::string("0")) {
+    store.set("word", "a word");
+    store.set("pid", fleet::format("{}", getpid()));
+    return 0;
+  }
+  const pid_t rank_zero = std::stoi(store.get("pid"));
+  if (!fleet::launch::eventually([&] { return fleet::launch::is_gone(rank_zero); })) return 1;
+  std::printf("rank 0 has gone, and left: %s\n", store.get("word").c_str());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return fleet::run_main(run_rank, argc, argv); }

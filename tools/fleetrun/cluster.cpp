@@ -1,0 +1,105 @@
+#include "tools/fleetrun/cluster.h"
+
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <thread>
+
+#include "fleet/core/format.h"
+
+namespace fleet::launch {
+namespace {
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const auto& part : parts) text += (text.empty() ? "" : ",") + part;
+  return text;
+}
+
+int terminal_columns() {
+  winsize size{};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
+
+int Cluster::world_size() const {
+  size_t ranks = 0;
+  for (const auto& node : nodes) ranks += node.endpoints.size();
+  return static_cast<int>(ranks);
+}
+
+int Cluster::first_rank() const {
+  size_t ranks = 0;
+  for (int node = 0; node < node_rank; ++node)
+    ranks += nodes[static_cast<size_t>(node)].endpoints.size();
+  return static_cast<int>(ranks);
+}
+
+int allowed_cores() {
+  std::array<cpu_set_t, 16> cores{};  // room for 16,384
+  if (sched_getaffinity(0, sizeof(cores), cores.data()) == 0)
+    return CPU_COUNT_S(sizeof(cores), cores.data());
+  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
+int threads_per_rank(int local_ranks) { return std::max(1, allowed_cores() / local_ranks); }
+
+Environment worker_environment(const Cluster& cluster, const Options& options,
+                               const Attempt& attempt, int local_rank) {
+  const auto& endpoints = cluster.own().endpoints;
+  const auto text = [](int number) { return format("{}", number); };
+  const auto local_size = static_cast<int>(endpoints.size());
+  const auto rank = text(cluster.first_rank() + local_rank);
+  const auto world = text(cluster.world_size());
+  std::vector<std::string> all;
+  for (const auto& node : cluster.nodes)
+    all.insert(all.end(), node.endpoints.begin(), node.endpoints.end());
+
+  Environment environment = {
+      {"RANK", rank},
+      {"WORLD_SIZE", world},
+      {"LOCAL_RANK", text(local_rank)},
+      {"LOCAL_WORLD_SIZE", text(local_size)},
+      {"GROUP_RANK", text(cluster.node_rank)},
+      {"GROUP_WORLD_SIZE", text(static_cast<int>(cluster.nodes.size()))},
+      {"MASTER_ADDR", cluster.master.host},
+      {"MASTER_PORT", format("{}", cluster.master.port)},
+      // The launcher hosts the store: rank 0 connects to it like every other rank.
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"TORCHELASTIC_RESTART_COUNT", text(attempt.number)},
+      {"TORCHELASTIC_MAX_RESTARTS", text(attempt.max_restarts)},
+      {"PADDLE_TRAINER_ID", rank},
+      {"PADDLE_TRAINERS_NUM", world},
+      {"PADDLE_CURRENT_ENDPOINT", endpoints[static_cast<size_t>(local_rank)]},
+      {"PADDLE_TRAINER_ENDPOINTS", joined(all)},
+      {"PADDLE_RANK_IN_NODE", text(local_rank)},
+      {"FLEET_LOG_DIR", attempt.log_dir},
+  };
+  if (!options.gpus.empty()) {
+    environment.emplace_back("FLAGS_selected_gpus", options.gpus[static_cast<size_t>(local_rank)]);
+    // All of the node's, so that device LOCAL_RANK is the rank's own, as with torchrun.
+    environment.emplace_back("CUDA_VISIBLE_DEVICES", joined(options.gpus));
+  }
+  if (std::getenv("OMP_NUM_THREADS") == nullptr)
+    environment.emplace_back("OMP_NUM_THREADS", text(threads_per_rank(local_size)));
+  const bool on_terminal = local_rank == 0 && ::isatty(STDOUT_FILENO) == 1;
+  environment.emplace_back("FLEET_TTY", on_terminal ? "1" : "");
+  environment.emplace_back("FLEET_COLUMNS", on_terminal ? text(terminal_columns()) : "");
+  return environment;
+}
+
+Environment shown_environment(const Environment& environment) {
+  Environment rows;
+  for (const auto* name : {"PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINERS_NUM",
+                           "PADDLE_TRAINER_ENDPOINTS", "FLAGS_selected_gpus", "PADDLE_TRAINER_ID"})
+    for (const auto& variable : environment)
+      if (variable.first == name) rows.push_back(variable);
+  return rows;
+}
+
+}  // namespace fleet::launch

@@ -1,0 +1,38 @@
+// fleetrun: starts the ranks of a training job. See docs/fleetrun.md.
+
+#include <cstdio>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+
+#include "tools/fleetrun/launcher.h"
+
+namespace {
+
+using namespace fleet::launch;
+
+int launch(int argc, char** argv) {
+  const auto options = parse_options({argv + 1, argv + argc});
+  if (options.help) {
+    std::fputs(help_text().c_str(), stdout);
+    return 0;
+  }
+  try {
+    auto program = find_program(options.program, options.program_args);
+    SignalInbox inbox;  // first of all: every thread must inherit its mask
+    Watchdog watchdog;
+    return Launcher(options, std::move(program), inbox, watchdog).run();
+  } catch (const StartError& error) {
+    fleet::print_error(error);
+    return error.exit_code();
+  } catch (const Interrupted& interrupted) {
+    fleet::log::warn("fleetrun",
+                     fleet::format("{}: no rank was started yet", signal_name(interrupted.signal)));
+    return 128 + interrupted.signal;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return fleet::run_main(launch, argc, argv); }

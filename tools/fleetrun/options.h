@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fleet::launch {
+
+struct Address {
+  std::string host;
+  uint16_t port = 0;
+};
+
+/// What the command line of fleetrun says.
+///
+///   const auto options = parse_options({"--nproc_per_node", "2", "./train", "--lr", "0.1"});
+///   options.local_ranks();   // 2
+///   options.program;         // "./train", which gets {"--lr", "0.1"}
+struct Options {
+  std::optional<int> nproc_per_node;
+  std::vector<std::string> gpus;
+  std::vector<std::string> ips = {"127.0.0.1"};  // empty when the nodes are given by number
+  std::optional<int> nnodes;
+  std::optional<int> node_rank;
+  std::optional<Address> master;
+  uint16_t master_port = 29500;
+  std::string log_dir = "log";
+  int max_restarts = 0;
+  double grace_s = 5;
+  double join_timeout_s = 600;
+  bool help = false;
+  std::string program;
+  std::vector<std::string> program_args;
+
+  /// Ranks on this node: as told, else one per GPU, else one.
+  int local_ranks() const;
+  int node_count() const;
+};
+
+/// Everything from the first word that is not a flag of fleetrun belongs to the program. Throws
+/// UsageError with all contradictions at once.
+Options parse_options(const std::vector<std::string>& words);
+
+/// The name and the value of every option, sorted by name, as the configuration block shows them.
+std::vector<std::pair<std::string, std::string>> shown_options(const Options& options);
+
+std::string help_text();
+
+}  // namespace fleet::launch
