@@ -6,6 +6,7 @@
 
 #include "fleet/comm/backend.h"
 #include "fleet/comm/peer_watch.h"
+#include "fleet/comm/pending_state.h"
 #include "fleet/comm/store.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -30,8 +31,8 @@ std::string describe(const torch::Tensor& tensor) {
 // The engine's own words, without its source positions and stack.
 std::string first_line(const std::string& text) {
   auto line = text.substr(0, text.find('\n'));
-  if (const auto bracket = line.find("] "); !line.empty() && line[0] == '[' &&
-                                            bracket != std::string::npos) {
+  if (const auto bracket = line.find("] ");
+      !line.empty() && line[0] == '[' && bracket != std::string::npos) {
     line = line.substr(bracket + 2);
   }
   return line;
@@ -50,29 +51,18 @@ c10d::ReduceOp engine_op(ReduceOp op) {
 
 }  // namespace
 
-struct Pending::State {
-  c10::intrusive_ptr<c10d::Work> work;
-  torch::Tensor tensor;  // kept until the work is done
-  std::string what;
-  Clock::time_point since;
-  std::chrono::milliseconds timeout;
-  int rank = 0;
-  uint64_t sequence = 0;
-  std::shared_ptr<PeerWatch> watch;
-
-  [[noreturn]] void fail(const std::string& engine) const {
-    const auto seconds = std::chrono::duration<double>(Clock::now() - since).count();
-    const auto who = watch ? watch->diagnose(sequence) : std::string("a peer failed");
-    const char* log_dir = std::getenv("FLEET_LOG_DIR");
-    throw Error("comm",
-                format("rank {}: {} failed after {:.1f} s (since {}): {}\n  engine: {}", rank, what,
-                       seconds, clock_time(since), who, engine),
-                format("read the failed rank's own output{}; the limit for a call is {:.0f} s "
-                       "(FLEET_TIMEOUT_S)",
-                       log_dir ? format(" in {}/workerlog.*", log_dir) : std::string(),
-                       static_cast<double>(timeout.count()) / 1e3));
-  }
-};
+void Pending::State::fail(const std::string& engine) const {
+  const auto seconds = std::chrono::duration<double>(Clock::now() - since).count();
+  const auto who = watch ? watch->diagnose(sequence) : std::string("a peer failed");
+  const char* log_dir = std::getenv("FLEET_LOG_DIR");
+  throw Error("comm",
+              format("rank {}: {} failed after {:.1f} s (since {}): {}\n  engine: {}", rank, what,
+                     seconds, clock_time(since), who, engine),
+              format("read the failed rank's own output{}; the limit for a call is {:.0f} s "
+                     "(FLEET_TIMEOUT_S)",
+                     log_dir ? format(" in {}/workerlog.*", log_dir) : std::string(),
+                     static_cast<double>(timeout.count()) / 1e3));
+}
 
 Pending::Pending() = default;
 Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -82,7 +72,7 @@ Pending& Pending::operator=(Pending&&) noexcept = default;
 Pending::~Pending() {
   if (!state_) return;
   try {
-    state_->work->wait();
+    state_->block();
   } catch (const std::exception&) {  // NOLINT: a destructor has nobody to tell
   }
 }
@@ -91,17 +81,25 @@ void Pending::wait() {
   if (!state_) return;
   const auto state = std::move(state_);
   try {
-    state->work->wait(state->timeout + std::chrono::seconds(1));
+    state->block();
   } catch (const std::exception& error) {
     state->fail(first_line(error.what()));
   }
 }
 
-bool Pending::done() const { return !state_ || state_->work->isCompleted(); }
+bool Pending::done() const { return !state_ || state_->is_done(); }
 
 struct Communicator::Backend {
   c10::intrusive_ptr<c10d::Backend> engine;
   Store store;
+};
+
+struct Communicator::EngineCall : Pending::State {
+  c10::intrusive_ptr<c10d::Work> work;
+  torch::Tensor tensor;  // kept until the work is done
+
+  void block() override { work->wait(timeout + std::chrono::seconds(1)); }
+  bool is_done() const override { return work->isCompleted(); }
 };
 
 Communicator::Communicator() = default;
@@ -111,11 +109,11 @@ Communicator::Communicator(const Store& store, int rank, int size, CommunicatorO
     : rank_(rank), size_(size), options_(std::move(options)), watch_(std::move(watch)) {
   FLEET_ASSERT(rank >= 0 && rank < size, format("rank {} of {}", rank, size));
   if (options_.timeout <= std::chrono::milliseconds(0)) {
-    throw Error("comm", format("a time limit of {} ms would fail every call", options_.timeout.count()),
+    throw Error("comm",
+                format("a time limit of {} ms would fail every call", options_.timeout.count()),
                 "set FLEET_TIMEOUT_S to a number of seconds above 0");
   }
-  backend_ = std::make_unique<Backend>(
-      Backend{make_backend(store, rank, size, options_), store});
+  backend_ = std::make_unique<Backend>(Backend{make_backend(store, rank, size, options_), store});
 }
 
 Communicator::~Communicator() = default;
@@ -125,32 +123,40 @@ void Communicator::check(const torch::Tensor& tensor, std::string_view call) con
                                         torch::kHalf, torch::kLong};
   if (!tensor.defined()) throw Error("comm", format("{}: the tensor is undefined", call));
   if (!tensor.is_contiguous()) {
-    throw Error("comm", format("{}: the tensor is not contiguous", call), "pass tensor.contiguous()");
+    throw Error("comm", format("{}: the tensor is not contiguous", call),
+                "pass tensor.contiguous()");
   }
   if (std::find(kTypes.begin(), kTypes.end(), tensor.scalar_type()) == kTypes.end()) {
-    throw Error("comm", format("{}: {} tensors cannot be sent", call,
-                               c10::toString(tensor.scalar_type())),
+    throw Error("comm",
+                format("{}: {} tensors cannot be sent", call, c10::toString(tensor.scalar_type())),
                 "use float, double, bfloat16, half or int64");
   }
 }
 
-template <typename Start>
-Pending Communicator::start(std::string what, const torch::Tensor* tensor, Start&& call) {
-  if (size_ == 1) return {};
-  auto state = std::make_unique<Pending::State>();
-  state->what = std::move(what);
-  if (tensor != nullptr) state->tensor = *tensor;
+Pending Communicator::begin(std::unique_ptr<Pending::State> state, std::string what,
+                            const torch::Tensor* tensor) {
+  state->what = tensor != nullptr ? format("{} ({})", what, describe(*tensor)) : std::move(what);
   state->since = Clock::now();
   state->timeout = options_.timeout;
   state->rank = rank_;
   state->watch = watch_;
   if (watch_) state->sequence = watch_->starts(state->what);
-  try {
-    state->work = call(*backend_->engine);
-  } catch (const std::exception& error) {
-    state->fail(first_line(error.what()));
-  }
   return Pending(std::move(state));
+}
+
+template <typename Start>
+Pending Communicator::start(std::string what, const torch::Tensor* tensor, Start&& call) {
+  if (size_ == 1) return {};
+  auto owned = std::make_unique<EngineCall>();
+  auto& state = *owned;
+  if (tensor != nullptr) state.tensor = *tensor;
+  auto pending = begin(std::move(owned), std::move(what), tensor);
+  try {
+    state.work = call(*backend_->engine);
+  } catch (const std::exception& error) {
+    state.fail(first_line(error.what()));
+  }
+  return pending;
 }
 
 Pending Communicator::all_reduce_async(const torch::Tensor& tensor, ReduceOp op,
@@ -160,14 +166,13 @@ Pending Communicator::all_reduce_async(const torch::Tensor& tensor, ReduceOp op,
     throw Error("comm", "all_reduce: the average of int64 would be cut off",
                 "reduce with kSum and divide");
   }
-  return start(format("all_reduce of {} ({})", what, describe(tensor)), &tensor,
-               [&](c10d::Backend& engine) {
-                 std::vector<torch::Tensor> tensors{tensor};
-                 c10d::AllreduceOptions options;
-                 options.reduceOp = engine_op(op);
-                 options.timeout = options_.timeout;
-                 return engine.allreduce(tensors, options);
-               });
+  return start(format("all_reduce of {}", what), &tensor, [&](c10d::Backend& engine) {
+    std::vector<torch::Tensor> tensors{tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = engine_op(op);
+    options.timeout = options_.timeout;
+    return engine.allreduce(tensors, options);
+  });
 }
 
 void Communicator::all_reduce(const torch::Tensor& tensor, ReduceOp op, std::string_view what) {
@@ -180,7 +185,7 @@ Pending Communicator::broadcast_async(const torch::Tensor& tensor, int root,
   if (root < 0 || root >= size_) {
     throw Error("comm", format("broadcast: there is no rank {} among {}", root, size_));
   }
-  return start(format("broadcast of {} from rank {} ({})", what, root, describe(tensor)), &tensor,
+  return start(format("broadcast of {} from rank {}", what, root), &tensor,
                [&](c10d::Backend& engine) {
                  std::vector<torch::Tensor> tensors{tensor};
                  c10d::BroadcastOptions options;
@@ -200,15 +205,13 @@ torch::Tensor Communicator::all_gather(const torch::Tensor& tensor, std::string_
   auto shape = tensor.sizes().vec();
   shape.insert(shape.begin(), size_);
   auto gathered = torch::empty(shape, tensor.options());
-  start(format("all_gather of {} ({})", what, describe(tensor)), &tensor,
-        [&](c10d::Backend& engine) {
-          std::vector<std::vector<torch::Tensor>> outputs{gathered.unbind(0)};
-          std::vector<torch::Tensor> inputs{tensor};
-          c10d::AllgatherOptions options;
-          options.timeout = options_.timeout;
-          return engine.allgather(outputs, inputs, options);
-        })
-      .wait();
+  start(format("all_gather of {}", what), &tensor, [&](c10d::Backend& engine) {
+    std::vector<std::vector<torch::Tensor>> outputs{gathered.unbind(0)};
+    std::vector<torch::Tensor> inputs{tensor};
+    c10d::AllgatherOptions options;
+    options.timeout = options_.timeout;
+    return engine.allgather(outputs, inputs, options);
+  }).wait();
   return gathered;
 }
 

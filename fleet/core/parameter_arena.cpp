@@ -113,29 +113,77 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
   for (const auto& span : spans_) numel_ += span.numel;
 }
 
-void ParameterArena::adopt() {
-  const torch::NoGradGuard no_grad;
-  const int64_t head_length =
-      aligned(kHeadScalars + static_cast<int64_t>(spans_.size()), sizeof(float));
-  for (auto& group : groups_) {
-    const bool carries_head =
-        &group == &groups_.back() && group.values.scalar_type() == torch::kFloat;
-    const int64_t before = carries_head ? head_length : 0;
-    auto whole = torch::zeros({before + group.values.numel()}, group.values.options());
-    group.gradients = whole.narrow(0, before, group.values.numel());
-    if (carries_head) last_gradients_ = whole;
-  }
-  if (!last_gradients_.defined()) last_gradients_ = torch::zeros({head_length});
+// One buffer per group; the head lies before the last one, or stands alone where that one is not
+// float.
+void ParameterArena::cut_gradients(const std::vector<torch::Tensor>& buffers) {
+  last_gradients_ = buffers.back();
   head_ = last_gradients_.narrow(0, 0, kHeadScalars + static_cast<int64_t>(spans_.size()));
-
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const int64_t length = groups_[g].values.numel();
+    groups_[g].gradients = buffers[g].narrow(0, buffers[g].numel() - length, length);
+  }
   for (auto& span : spans_) {
-    const auto& group = groups_[span.group];
-    span.value = view_of(group.values, span.offset, span.parameter);
-    span.value.copy_(span.parameter);
-    span.parameter.set_data(span.value);
-    span.gradient = view_of(group.gradients, span.offset, span.parameter);
+    span.gradient = view_of(groups_[span.group].gradients, span.offset, span.parameter);
     span.parameter.mutable_grad() = torch::Tensor();
   }
+}
+
+namespace {
+
+struct BufferShape {
+  int64_t numel = 0;
+  torch::TensorOptions options;
+};
+
+// The buffers that `cut_gradients` wants.
+std::vector<BufferShape> buffer_shapes(std::span<const ArenaGroup> groups, int64_t head_length) {
+  std::vector<BufferShape> shapes;
+  for (const auto& group : groups) shapes.push_back({group.values.numel(), group.values.options()});
+  if (groups.back().values.scalar_type() == torch::kFloat) {
+    shapes.back().numel += head_length;
+  } else {
+    shapes.push_back({head_length, torch::kFloat});
+  }
+  return shapes;
+}
+
+int64_t buffer_bytes(const BufferShape& shape) {
+  const auto size = static_cast<int64_t>(shape.options.dtype().itemsize());
+  return aligned(shape.numel * size, 1);
+}
+
+}  // namespace
+
+void ParameterArena::adopt() {
+  const torch::NoGradGuard no_grad;
+  head_length_ = aligned(kHeadScalars + static_cast<int64_t>(spans_.size()), sizeof(float));
+  for (auto& span : spans_) {
+    span.value = view_of(groups_[span.group].values, span.offset, span.parameter);
+    span.value.copy_(span.parameter);
+    span.parameter.set_data(span.value);
+  }
+  std::vector<torch::Tensor> buffers;
+  for (const auto& shape : buffer_shapes(groups_, head_length_)) {
+    buffers.push_back(torch::zeros({shape.numel}, shape.options));
+  }
+  cut_gradients(buffers);
+}
+
+int64_t ParameterArena::gradient_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& shape : buffer_shapes(groups_, head_length_)) bytes += buffer_bytes(shape);
+  return bytes;
+}
+
+void ParameterArena::place_gradients(void* memory, const std::shared_ptr<void>& owner) {
+  std::vector<torch::Tensor> buffers;
+  auto* place = static_cast<char*>(memory);
+  for (const auto& shape : buffer_shapes(groups_, head_length_)) {
+    buffers.push_back(torch::from_blob(
+        place, {shape.numel}, [owner](void*) {}, shape.options));
+    place += buffer_bytes(shape);
+  }
+  cut_gradients(buffers);
 }
 
 std::vector<torch::Tensor> ParameterArena::make_state(torch::ScalarType dtype) const {
@@ -147,10 +195,7 @@ std::vector<torch::Tensor> ParameterArena::make_state(torch::ScalarType dtype) c
 }
 
 torch::Tensor ParameterArena::head_and_gradients(int64_t elements) const {
-  const int64_t head_length = groups_.back().values.scalar_type() == torch::kFloat
-                                  ? last_gradients_.numel() - groups_.back().values.numel()
-                                  : last_gradients_.numel();
-  return last_gradients_.narrow(0, 0, head_length + elements);
+  return last_gradients_.narrow(0, 0, head_length_ + elements);
 }
 
 void ParameterArena::set_listener(std::function<void(size_t)> listener) {
@@ -202,8 +247,7 @@ void ParameterArena::end_window() {
     if (!gradient.defined() || !same_memory(gradient, spans_[i].gradient)) {
       throw Error("arena",
                   format("the gradient of '{}' was replaced: grad() is {}, not the arena's view",
-                         spans_[i].name,
-                         gradient.defined() ? "another tensor" : "undefined"),
+                         spans_[i].name, gradient.defined() ? "another tensor" : "undefined"),
                   "change gradients in place (grad().mul_(...)) instead of assigning to grad()");
     }
   }

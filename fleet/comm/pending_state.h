@@ -1,0 +1,29 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "fleet/comm/communicator.h"
+#include "fleet/comm/peer_watch.h"
+
+namespace fleet::comm {
+
+/// A call under way, whatever carries it out. `Communicator::begin` fills in what an error needs.
+struct Pending::State {
+  virtual ~State() = default;
+  /// Blocks until done; throws anything when it cannot be done.
+  virtual void block() = 0;
+  virtual bool is_done() const = 0;
+
+  [[noreturn]] void fail(const std::string& engine) const;
+
+  std::string what;
+  std::chrono::system_clock::time_point since;
+  std::chrono::milliseconds timeout{};
+  int rank = 0;
+  uint64_t sequence = 0;
+  std::shared_ptr<PeerWatch> watch;
+};
+
+}  // namespace fleet::comm
