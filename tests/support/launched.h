@@ -10,20 +10,18 @@
 
 namespace fleet::launch {
 
-/// A fleetrun that a test has started, with its output caught; killed when it goes out of scope.
+/// A program that a test has started, with its output caught in a folder of its own; killed when it
+/// goes out of scope, and the folder removed.
 ///
-///   Launched job({"--nproc_per_node", "2", "sh", "-c", "echo $RANK"});
-///   EXPECT_EQ(job.wait(), 0);
-///   EXPECT_EQ(job.log(1), "1\n");
-class Launched {
+///   Started program({"sh", "-c", "echo here; exit 3"});
+///   EXPECT_EQ(program.wait(), 3);
+///   EXPECT_EQ(program.output(), "here\n");
+class Started {
  public:
-  /// Logs go to `folder()`/log unless the first word says otherwise; `before` goes in front of the
-  /// command, such as {"ip", "netns", "exec", "name"}.
-  explicit Launched(const std::vector<std::string>& words,
-                    const std::vector<std::string>& before = {});
-  ~Launched();
-  Launched(const Launched&) = delete;
-  Launched& operator=(const Launched&) = delete;
+  explicit Started(std::vector<std::string> command);
+  ~Started();
+  Started(const Started&) = delete;
+  Started& operator=(const Started&) = delete;
 
   pid_t pid() const { return pid_; }
   /// Exit code, 128 + number after a signal, -1 when it has not ended in time.
@@ -31,8 +29,11 @@ class Launched {
   void send(int signal) const;
   /// Standard output and error together.
   std::string output() const;
-  std::string log(int local_rank) const;
   const std::filesystem::path& folder() const { return folder_; }
+
+ protected:
+  Started();
+  void start(std::vector<std::string> command);
 
  private:
   pid_t pid_ = -1;
@@ -40,6 +41,23 @@ class Launched {
   std::filesystem::path folder_;
 };
 
+/// A fleetrun that a test has started.
+///
+///   Launched job({"--nproc_per_node", "2", "sh", "-c", "echo $RANK"});
+///   EXPECT_EQ(job.wait(), 0);
+///   EXPECT_EQ(job.log(1), "1\n");
+class Launched : public Started {
+ public:
+  /// Logs go to `folder()`/log unless the first word says otherwise; `before` goes in front of the
+  /// command, such as {"ip", "netns", "exec", "name"}.
+  explicit Launched(const std::vector<std::string>& words,
+                    const std::vector<std::string>& before = {});
+
+  std::string log(int local_rank) const;
+};
+
+/// A program of this build: it lies beside the test that asks.
+std::string beside(const std::string& program);
 std::string contents(const std::filesystem::path& file);
 /// Whether `condition` becomes true within `timeout`.
 bool eventually(const std::function<bool()>& condition,
