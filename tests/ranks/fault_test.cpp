@@ -165,8 +165,11 @@ class TwoHostsTest : public testing::Test {
     if (const auto reason = hosts_.refused(); !reason.empty()) GTEST_SKIP() << reason;
   }
 
+  // In a process namespace of its own: a rank must not see a peer of the other host in /proc.
   Words on(int host, const Words& variables = {}) const {
     auto words = hosts_.on(host);
+    for (const char* word : {"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"})
+      words.emplace_back(word);
     const auto env = with(variables);
     words.insert(words.end(), env.begin(), env.end());
     return words;
