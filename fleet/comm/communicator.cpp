@@ -24,8 +24,9 @@ std::string clock_time(Clock::time_point when) {
 }
 
 std::string describe(const torch::Tensor& tensor) {
-  return format("{} x {}, {:.1f} MB", tensor.numel(), c10::toString(tensor.scalar_type()),
-                static_cast<double>(tensor.nbytes()) / 1e6);
+  const auto bytes = static_cast<double>(tensor.nbytes());
+  return format("{} x {}, {}", tensor.numel(), c10::toString(tensor.scalar_type()),
+                bytes < 1e5 ? format("{:.1f} KB", bytes / 1e3) : format("{:.1f} MB", bytes / 1e6));
 }
 
 // The engine's own words, without its source positions and stack.
@@ -35,7 +36,7 @@ std::string first_line(const std::string& text) {
       !line.empty() && line[0] == '[' && bracket != std::string::npos) {
     line = line.substr(bracket + 2);
   }
-  return line;
+  return line.substr(0, line.find(" This is typically caused"));  // general advice; ours is better
 }
 
 c10d::ReduceOp engine_op(ReduceOp op) {
@@ -70,7 +71,8 @@ Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
 
 Pending::~Pending() {
-  if (!state_) return;
+  // The engine holds the tensors until the work is done, so nothing dangles without a wait.
+  if (!state_ || std::uncaught_exceptions() > 0) return;
   try {
     state_->block();
   } catch (const std::exception&) {  // NOLINT: a destructor has nobody to tell

@@ -2,13 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <fstream>
+#include <mutex>
 #include <sstream>
+#include <thread>
 
-#include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/core/log.h"
 
 namespace fleet::comm {
 namespace {
@@ -17,6 +19,9 @@ using namespace std::chrono_literals;
 
 constexpr auto kPulse = 500ms;
 constexpr auto kSilence = 1800ms;  // no pulse for so long: not running
+constexpr auto kLookEvery = 20ms;
+constexpr auto kAnswer = 2000ms;  // of the store; longer: it cannot be reached
+constexpr auto kFarewell = 500ms;
 
 std::string read_link(const char* path) {
   std::array<char, 256> buffer{};
@@ -49,27 +54,110 @@ char process_state(int pid) {
 
 }  // namespace
 
+struct PeerWatch::Pulse {
+  uint64_t beat = 0;
+  uint64_t sequence = 0;
+  bool blames = false;  // failed because another rank did
+  std::string doing;
+
+  std::string text() const { return format("{} {} {} {}", beat, sequence, blames ? 1 : 0, doing); }
+  static Pulse parse(const std::string& text) {
+    std::istringstream words(text);
+    Pulse pulse;
+    words >> pulse.beat >> pulse.sequence >> pulse.blames;
+    words.get();
+    std::getline(words, pulse.doing);
+    return pulse;
+  }
+};
+
+struct PeerWatch::Shared {
+  using Pulses = std::vector<std::optional<Pulse>>;  // by rank
+
+  Store store;  // the thread's only, once it runs
+  int rank;
+  int size;
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable wake;
+  bool stop = false;
+  bool ended = false;
+  Pulse own;
+  uint64_t asked = 0;
+  uint64_t answered = 0;
+  Pulses seen;
+  std::thread thread;
+
+  Shared(Store store, int rank, int size) : store(std::move(store)), rank(rank), size(size) {}
+
+  void run() {
+    std::unique_lock lock(mutex);
+    while (!stop) {
+      ++own.beat;
+      const auto pulse = own;
+      const auto question = asked;
+      const bool is_asked = question > answered;
+      lock.unlock();
+      Pulses fresh;
+      bool lost = false;
+      try {
+        store.set(key_of("pulse", rank), pulse.text());
+        for (int peer = 0; is_asked && peer < size; ++peer) {
+          const auto text = store.try_get(key_of("pulse", peer));
+          fresh.push_back(text ? std::optional(Pulse::parse(*text)) : std::nullopt);
+        }
+      } catch (const std::exception&) {
+        lost = true;  // the store is gone; the next collective or the launcher says so
+      }
+      lock.lock();
+      if (lost) break;
+      if (is_asked) {
+        seen = std::move(fresh);
+        answered = question;
+        wake.notify_all();
+      }
+      wake.wait_for(lock, kPulse, [&] { return stop || asked > answered; });
+    }
+    ended = true;
+    wake.notify_all();
+  }
+
+  /// Everybody's pulse, after this rank's own has gone out; nothing when the store does not answer.
+  std::optional<Pulses> ask() {
+    std::unique_lock lock(mutex);
+    const auto question = ++asked;
+    wake.notify_all();
+    wake.wait_for(lock, kAnswer, [&] { return ended || answered >= question; });
+    return answered >= question ? std::optional(seen) : std::nullopt;
+  }
+};
+
 PeerWatch::PeerWatch(Store store, int rank, int size, const std::string& address)
-    : store_(std::move(store)), rank_(rank), size_(size) {
+    : rank_(rank),
+      size_(size),
+      shared_(std::make_shared<Shared>(std::move(store), rank, size)) {
   const PeerIdentity own{host_name(), this_host_id(), address, ::getpid()};
-  store_.set(key_of("peer", rank),
-             format("{}\n{}\n{}\n{}", own.host, own.host_id, own.address, own.pid));
-  thread_ = std::thread([this] { run(); });
+  shared_->store.set(key_of("peer", rank),
+                     format("{}\n{}\n{}\n{}", own.host, own.host_id, own.address, own.pid));
 }
 
 PeerWatch::~PeerWatch() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+  if (!shared_->thread.joinable()) return;
+  std::unique_lock lock(shared_->mutex);
+  shared_->stop = true;
+  shared_->wake.notify_all();
+  const bool ended = shared_->wake.wait_for(lock, kFarewell, [&] { return shared_->ended; });
+  lock.unlock();
+  if (ended) {
+    shared_->thread.join();
+  } else {
+    shared_->thread.detach();  // it hangs in a call to a store that cannot be reached
   }
-  wake_.notify_all();
-  thread_.join();
 }
 
 void PeerWatch::gather() {
-  const std::lock_guard lock(store_mutex_);
   for (int peer = 0; peer < size_; ++peer) {
-    std::istringstream lines(store_.get(key_of("peer", peer)));
+    std::istringstream lines(shared_->store.get(key_of("peer", peer)));
     PeerIdentity identity;
     std::string pid;
     std::getline(lines, identity.host);
@@ -79,44 +167,13 @@ void PeerWatch::gather() {
     identity.pid = std::atoi(pid.c_str());
     peers_.push_back(std::move(identity));
   }
+  shared_->thread = std::thread([shared = shared_] { shared->run(); });
 }
 
 uint64_t PeerWatch::starts(std::string_view what) {
-  const std::lock_guard lock(mutex_);
-  own_.doing = what;
-  return ++own_.sequence;
-}
-
-void PeerWatch::run() {
-  while (true) {
-    Pulse pulse;
-    {
-      std::unique_lock lock(mutex_);
-      ++own_.beat;
-      pulse = own_;
-    }
-    try {
-      const std::lock_guard lock(store_mutex_);
-      store_.set(key_of("pulse", rank_),
-                 format("{} {} {}", pulse.beat, pulse.sequence, pulse.doing));
-    } catch (const std::exception&) {
-      return;  // the store is gone; the next collective or the launcher says so
-    }
-    std::unique_lock lock(mutex_);
-    if (wake_.wait_for(lock, kPulse, [this] { return stop_; })) return;
-  }
-}
-
-std::optional<PeerWatch::Pulse> PeerWatch::read_pulse(int peer) {
-  const std::lock_guard lock(store_mutex_);
-  const auto text = store_.try_get(key_of("pulse", peer));
-  if (!text) return std::nullopt;
-  std::istringstream words(*text);
-  Pulse pulse;
-  words >> pulse.beat >> pulse.sequence;
-  words.get();
-  std::getline(words, pulse.doing);
-  return pulse;
+  const std::lock_guard lock(shared_->mutex);
+  shared_->own.doing = what;
+  return ++shared_->own.sequence;
 }
 
 std::string PeerWatch::name_of(int peer) const {
@@ -142,46 +199,76 @@ std::string PeerWatch::local_state(int peer) const {
   }
 }
 
-std::string PeerWatch::diagnose(uint64_t sequence) {
-  std::vector<std::string> suspects;
-  std::vector<bool> accused(static_cast<size_t>(size_), false);
-  const auto accuse = [&](int peer, const std::string& why) {
-    suspects.push_back(format("{} {}", name_of(peer), why));
-    accused[static_cast<size_t>(peer)] = true;
-  };
-  try {
-    std::map<int, Pulse> before;
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_) continue;
-      if (const auto state = local_state(peer); !state.empty()) {
-        accuse(peer, state);
-      } else if (const auto pulse = read_pulse(peer)) {
-        before[peer] = *pulse;
-      }
-    }
-    if (suspects.empty()) {
-      std::this_thread::sleep_for(kSilence);
-      for (const auto& [peer, pulse] : before) {
-        if (const auto state = local_state(peer); !state.empty()) {
-          accuse(peer, state);
-          continue;
-        }
-        const auto now = read_pulse(peer);
-        if (!now || now->beat == pulse.beat) {
-          accuse(peer, "does not answer any more: it has ended, is stopped, or cannot be reached");
-        } else if (now->sequence < sequence) {
-          accuse(peer, format("has not come this far: it is at its call {} ('{}'), this is call {}",
-                              now->sequence, now->doing, sequence));
-        }
-      }
-    }
-  } catch (const std::exception&) {
-    suspects.push_back(
-        "the rendezvous store does not answer: its host (fleetrun, or rank 0) is gone");
+PeerWatch::Suspects PeerWatch::not_running() const {
+  Suspects found;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    if (auto state = local_state(peer); !state.empty()) found[peer] = std::move(state);
   }
-  if (suspects.empty()) return "every peer is alive and at the same call";
+  return found;
+}
+
+std::optional<PeerWatch::Suspects> PeerWatch::suspects(uint64_t sequence) {
+  if (auto found = not_running(); !found.empty()) return found;
+  const auto before = shared_->ask();
+  // A process that dies closes its connections a moment before it counts as dead.
+  const auto deadline = std::chrono::steady_clock::now() + kSilence;
+  do {
+    if (auto found = not_running(); !found.empty()) return found;
+    std::this_thread::sleep_for(kLookEvery);
+  } while (before && std::chrono::steady_clock::now() < deadline);
+  const auto now = before ? shared_->ask() : std::nullopt;
+  if (!now) return std::nullopt;
+
+  Suspects found;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const auto i = static_cast<size_t>(peer);
+    if (!(*now)[i] || ((*before)[i] && (*now)[i]->beat == (*before)[i]->beat)) {
+      found[peer] = "does not answer any more: it has ended, is stopped, or cannot be reached";
+    } else if ((*now)[i]->sequence < sequence) {
+      found[peer] = format("has not come this far: it is at its call {} ('{}'), this is call {}",
+                           (*now)[i]->sequence, (*now)[i]->doing, sequence);
+    }
+  }
+  return found;
+}
+
+std::string PeerWatch::store_is_silent() const {
+  constexpr int kNamed = 4;
+  std::string names;
+  int named = 0;
+  for (int peer = 0; peer < size_ && named < kNamed; ++peer) {
+    if (peer != rank_) names += format("{}{}", named++ == 0 ? "" : ", ", name_of(peer));
+  }
+  if (size_ - 1 > kNamed) names += format(" and {} more", size_ - 1 - kNamed);
+  return format("the rendezvous store does not answer, its host (fleetrun, or rank 0) is gone or cannot be "
+                "reached, so nothing is known of {}",
+                names);
+}
+
+std::string PeerWatch::diagnose(uint64_t sequence) {
+  auto found = suspects(sequence);
+  if (!found) return store_is_silent();
+  if (found->empty()) return "every peer is alive and at the same call";
+  // One failure takes the others down within milliseconds: leave out those who have failed because of
+  // another, and tell the others that this rank is one of them.
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->own.blames = true;
+  }
+  const auto pulses = size_ > 2 ? shared_->ask() : std::nullopt;
+  if (pulses) {
+    const auto follows = [&](const auto& suspect) {
+      const auto& pulse = (*pulses)[static_cast<size_t>(suspect.first)];
+      return pulse && pulse->blames;
+    };
+    if (!std::all_of(found->begin(), found->end(), follows)) std::erase_if(*found, follows);
+  }
   std::string text;
-  for (const auto& suspect : suspects) text += (text.empty() ? "" : "; ") + suspect;
+  for (const auto& [peer, why] : *found) {
+    text += format("{}{} {}", text.empty() ? "" : "; ", name_of(peer), why);
+  }
   return text;
 }
 

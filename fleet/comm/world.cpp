@@ -36,8 +36,7 @@ WorldState*& state() {
 
 const WorldState& joined(const char* call) {
   if (state() == nullptr) {
-    throw Error("comm", format("{} before fleet::init()", call),
-                "call fleet::init() first in main");
+    throw Error("comm", format("{} before fleet::init()", call), "call fleet::init() first in main");
   }
   return *state();
 }
@@ -47,8 +46,10 @@ milliseconds time_limit() {
   if (text == nullptr) return milliseconds(600'000);
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
-  if (end == text || *end != '\0' || !(seconds > 0)) {
-    throw Error("comm", format("FLEET_TIMEOUT_S='{}' is not a number of seconds above 0", text));
+  constexpr double kYear = 365 * 86400.0;  // every call has a finite limit
+  if (end == text || *end != '\0' || !(seconds >= 0.001 && seconds <= kYear)) {
+    throw Error("comm", format("FLEET_TIMEOUT_S='{}' is not a number of seconds above 0", text),
+                "give the limit of every call between ranks, such as 600");
   }
   return milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
@@ -99,13 +100,22 @@ void meet(comm::Store& store, const RoleMaker& role, milliseconds limit) {
   }
 }
 
+comm::Store connect(const RoleMaker& role, milliseconds limit) {
+  try {
+    return comm::Store::connect(role.master_address, static_cast<uint16_t>(role.master_port), limit);
+  } catch (const Error& error) {
+    if (role.store_is_hosted) throw;
+    throw Error("comm", format("rank {} waited for rank 0, which hosts the store, and it did not come:\n  {}",
+                               role.rank, error.what()));
+  }
+}
+
 void join(WorldState& world, milliseconds limit) {
   const auto& role = world.role;
   if (!role.store_is_hosted && role.rank == 0) {
     world.hosted = comm::Store::host(static_cast<uint16_t>(role.master_port), limit);
   }
-  auto connection =
-      comm::Store::connect(role.master_address, static_cast<uint16_t>(role.master_port), limit);
+  auto connection = connect(role, limit);
   // A restarted job must not find what the one before left in the launcher's store.
   world.store = connection.prefixed(format("fleet/{}", role.restart_count));
   meet(*world.store, role, limit);
@@ -135,13 +145,14 @@ void init(const RoleMaker& role) {
     throw Error("comm", "fleet::init() was called twice", "call it once, at the start of main");
   }
   role.check();
+  const auto limit = time_limit();
   auto world = std::make_unique<WorldState>();
   world->role = role;
   world->endpoints = role.endpoints;
   log::set_rank(role.rank, role.world_size);
   const auto setup = set_up_process(role.local_world_size);
   if (role.world_size > 1) {
-    join(*world, time_limit());
+    join(*world, limit);
   } else {
     world->communicator = std::make_shared<comm::Communicator>();
     if (world->endpoints.empty()) world->endpoints = {"127.0.0.1:0"};
@@ -180,8 +191,7 @@ std::vector<std::string> worker_endpoints() { return joined("worker_endpoints()"
 void barrier_worker() { joined("barrier_worker()").communicator->barrier("barrier_worker"); }
 
 void all_reduce_sum(const torch::Tensor& tensor) {
-  joined("all_reduce_sum()")
-      .communicator->all_reduce(tensor, comm::ReduceOp::kSum, "all_reduce_sum");
+  joined("all_reduce_sum()").communicator->all_reduce(tensor, comm::ReduceOp::kSum, "all_reduce_sum");
 }
 
 std::shared_ptr<comm::Communicator> world() {

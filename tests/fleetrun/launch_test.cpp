@@ -14,7 +14,7 @@
 
 #include "fleet/core/format.h"
 
-#include "tests/fleetrun/launched.h"
+#include "tests/support/launched.h"
 
 namespace fleet::launch {
 namespace {

@@ -1,16 +1,13 @@
-// Two "hosts" on one machine: network namespaces joined by a pair of virtual cables.
+// fleetrun on two nodes.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <gtest/gtest.h>
 
 #include "fleet/core/format.h"
 
-#include "tests/fleetrun/launched.h"
+#include "tests/support/launched.h"
+#include "tests/support/two_hosts.h"
 
 namespace fleet::launch {
 namespace {
@@ -22,54 +19,22 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-bool run(Words words) {
-  std::vector<char*> list;
-  for (auto& word : words) list.push_back(word.data());
-  list.push_back(nullptr);
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
-    posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_WRONLY, 0);
-  pid_t pid = 0;
-  int status = -1;
-  const bool started = posix_spawnp(&pid, list[0], &quiet, nullptr, list.data(), environ) == 0;
-  posix_spawn_file_actions_destroy(&quiet);
-  return started && waitpid(pid, &status, 0) == pid && status == 0;
-}
-
 class NodesTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (geteuid() != 0) GTEST_SKIP() << "network namespaces need root";
-    for (int node = 0; node < 2; ++node)
-      if (!run({"ip", "netns", "add", space(node)}))
-        GTEST_SKIP() << "`ip netns add` is not permitted here";
-    if (!run({"ip", "link", "add", "cable0", "netns", space(0), "type", "veth", "peer", "name",
-              "cable1", "netns", space(1)}))
-      GTEST_SKIP() << "virtual network cables are not permitted here";
-    for (int node = 0; node < 2; ++node) {
-      const auto cable = format("cable{}", node);
-      ASSERT_TRUE(
-          run({"ip", "-n", space(node), "address", "add", address(node) + "/24", "dev", cable}));
-      ASSERT_TRUE(run({"ip", "-n", space(node), "link", "set", cable, "up"}));
-      ASSERT_TRUE(run({"ip", "-n", space(node), "link", "set", "lo", "up"}));
-    }
+    if (const auto reason = hosts_.refused(); !reason.empty()) GTEST_SKIP() << reason;
   }
 
-  void TearDown() override {
-    if (geteuid() != 0) return;
-    for (int node = 0; node < 2; ++node) run({"ip", "netns", "delete", space(node)});
-  }
-
-  static std::string space(int node) { return format("fleetrun{}n{}", getpid(), node); }
-  static std::string address(int node) { return format("10.77.0.{}", node + 1); }
-  static Words on(int node) { return {"ip", "netns", "exec", space(node)}; }
+  Words on(int node) const { return hosts_.on(node); }
 
   static Words by_number(int node, const Words& rest) {
     Words words = {"--nnodes=2", format("--node_rank={}", node), "--master=10.77.0.1:29511"};
     words.insert(words.end(), rest.begin(), rest.end());
     return words;
   }
+
+ private:
+  TwoHosts hosts_;
 };
 
 TEST_F(NodesTest, RanksCountThroughNodesOfDifferentSize) {

@@ -10,7 +10,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 
-#include "tests/fleetrun/launched.h"
+#include "tests/support/launched.h"
 
 namespace {
 

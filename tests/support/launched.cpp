@@ -1,4 +1,4 @@
-#include "tests/fleetrun/launched.h"
+#include "tests/support/launched.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -23,14 +23,14 @@ std::atomic<int> g_jobs{0};
 
 }  // namespace
 
-Launched::Launched(const std::vector<std::string>& words, const std::vector<std::string>& before)
-    : folder_(fs::temp_directory_path() / format("fleetrun_test_{}_{}", getpid(), g_jobs++)) {
+Started::Started()
+    : folder_(fs::temp_directory_path() / format("fleet_test_{}_{}", getpid(), g_jobs++)) {
   fs::create_directories(folder_);
-  auto command = before;
-  command.push_back((fs::read_symlink("/proc/self/exe").parent_path() / "fleetrun").string());
-  if (words.empty() || !words.front().starts_with("--log_dir"))
-    command.push_back("--log_dir=" + (folder_ / "log").string());
-  command.insert(command.end(), words.begin(), words.end());
+}
+
+Started::Started(std::vector<std::string> command) : Started() { start(std::move(command)); }
+
+void Started::start(std::vector<std::string> command) {
   std::vector<char*> list;
   for (auto& word : command) list.push_back(word.data());
   list.push_back(nullptr);
@@ -45,8 +45,8 @@ Launched::Launched(const std::vector<std::string>& words, const std::vector<std:
   }
 }
 
-Launched::~Launched() {
-  if (!reaped_) {
+Started::~Started() {
+  if (pid_ > 0 && !reaped_) {
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
@@ -54,19 +54,32 @@ Launched::~Launched() {
   fs::remove_all(folder_, ignored);
 }
 
-int Launched::wait(std::chrono::milliseconds timeout) {
+int Started::wait(std::chrono::milliseconds timeout) {
   int status = 0;
   if (!eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, timeout)) return -1;
   reaped_ = true;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-void Launched::send(int signal) const { kill(pid_, signal); }
+void Started::send(int signal) const { kill(pid_, signal); }
 
-std::string Launched::output() const { return contents(folder_ / "output"); }
+std::string Started::output() const { return contents(folder_ / "output"); }
+
+Launched::Launched(const std::vector<std::string>& words, const std::vector<std::string>& before) {
+  auto command = before;
+  command.push_back(beside("fleetrun"));
+  if (words.empty() || !words.front().starts_with("--log_dir"))
+    command.push_back("--log_dir=" + (folder() / "log").string());
+  command.insert(command.end(), words.begin(), words.end());
+  start(std::move(command));
+}
 
 std::string Launched::log(int local_rank) const {
-  return contents(folder_ / "log" / format("workerlog.{}", local_rank));
+  return contents(folder() / "log" / format("workerlog.{}", local_rank));
+}
+
+std::string beside(const std::string& program) {
+  return (fs::read_symlink("/proc/self/exe").parent_path() / program).string();
 }
 
 std::string contents(const fs::path& file) {

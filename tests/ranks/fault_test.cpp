@@ -1,0 +1,214 @@
+// Ranks that die, stop or stay away in the middle of training: who says what, how fast, and what is
+// left behind.
+
+#include <signal.h>
+
+#include <regex>
+
+#include <gtest/gtest.h>
+
+#include "fleet/comm/store.h"
+#include "fleet/core/format.h"
+
+#include "tests/data/refusal.h"
+#include "tests/ranks/ranks.h"
+#include "tests/support/two_hosts.h"
+
+namespace fleet::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+const std::string kWhileReducing =
+    R"(\[comm\] rank \d+: all_reduce of gradient bucket 1 of 1 \(\d+ x Float, [0-9.]+ KB\) )"
+    R"(failed after [0-9.]+ s \(since \d\d:\d\d:\d\d\): )";
+
+testing::AssertionResult matches(const std::string& text, const std::string& pattern) {
+  if (std::regex_search(text, std::regex(pattern))) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "\"" << text << "\" does not match \"" << pattern << "\"";
+}
+
+class KilledRankTest : public testing::TestWithParam<int> {};
+
+TEST_P(KilledRankTest, IsNamedByItsPeerAndByFleetrun) {
+  const int victim = GetParam();
+  const int survivor = 1 - victim;
+  const auto begin = Clock::now();
+  Launched training(job(2, {"fault", "kill", format("{}", victim), "5"}));
+  EXPECT_EQ(training.wait(), 137) << training.output();
+  EXPECT_LT(Clock::now() - begin, 10s) << "long before the time limit";
+  const auto pid = after(training.log(victim), "pid");
+  EXPECT_TRUE(
+      matches(error_in(training.log(survivor)),
+              kWhileReducing + format(R"(rank {} \([^,]+, pid {}\) has ended\n)", victim, pid)))
+      << training.log(survivor);
+  EXPECT_EQ(noise(training.log(victim)), "");
+  EXPECT_TRUE(says(
+      training.output(),
+      format("error: [fleetrun] rank {} (pid {}) was ended by signal 9 (SIGKILL", victim, pid)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, KilledRankTest, testing::Values(0, 1));
+
+// One failure takes all ranks down. Those that notice only that a survivor has left still name the
+// first one, or are ended by fleetrun before they say anything.
+TEST(FaultTest, NoSurvivorOfFourBlamesAnotherSurvivor) {
+  Launched training(job(4, {"fault", "kill", "2", "5"}));
+  EXPECT_EQ(training.wait(), 137) << training.output();
+  int spoke = 0;
+  for (const int survivor : {0, 1, 3}) {
+    const auto error = error_in(training.log(survivor));
+    if (error.empty()) continue;
+    ++spoke;
+    EXPECT_TRUE(matches(error, R"(: rank 2 \([^,]+, pid \d+\) has ended\n)"));
+  }
+  EXPECT_GE(spoke, 1) << training.output();
+}
+
+TEST(FaultTest, StoppedRankIsCalledStoppedAndIsNotLeftBehind) {
+  const auto begin = Clock::now();
+  Launched training(job(2, {"fault", "stop", "1", "5"}), with({"FLEET_TIMEOUT_S=3"}));
+  EXPECT_EQ(training.wait(), 1) << training.output();
+  EXPECT_LT(Clock::now() - begin, 12s);
+  EXPECT_TRUE(matches(error_in(training.log(0)),
+                      kWhileReducing + R"(rank 1 \([^,]+, pid \d+\) is stopped \(SIGSTOP)"))
+      << training.log(0);
+  EXPECT_TRUE(says(training.log(0), "the limit for a call is 3 s (FLEET_TIMEOUT_S)"));
+  EXPECT_TRUE(is_gone(std::stoi(after(training.log(1), "pid"))));
+}
+
+TEST(FaultTest, ErrorOfOneRankIsNotHiddenByTheOthers) {
+  for (const int thrower : {0, 1}) {
+    Launched training(job(2, {"fault", "throw", format("{}", thrower), "5"}));
+    EXPECT_EQ(training.wait(), 1) << training.output();
+    const std::string own = "[app] sample 7 is not a picture\n";
+    EXPECT_TRUE(says(training.log(thrower), "error: " + own + "  fix: remove it\n"));
+    const auto& text = training.output();
+    EXPECT_TRUE(
+        says(text, format("error: [fleetrun] rank {} (pid ", thrower), ") exited with code 1"));
+    if (thrower == 1) {
+      EXPECT_TRUE(says(text, "    | error: " + own + "    |   fix: remove it\n"));
+    }
+    EXPECT_TRUE(
+        says(error_in(training.log(1 - thrower)), format(": rank {} (", thrower), "has ended"));
+  }
+}
+
+TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
+  Launched training(job(2, {"fault", "exit", "1", "5"}));
+  EXPECT_EQ(training.wait(), 3) << training.output();
+  EXPECT_TRUE(says(error_in(training.log(0)), ": rank 1 (", "has ended"));
+}
+
+TEST(FaultTest, RankThatStaysAwayIsNamed) {
+  for (const char* mode : {"absent", "early_exit"}) {
+    Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=2"}));
+    const auto begin = Clock::now();
+    EXPECT_EQ(ranks.wait(), 1) << ranks.output();
+    EXPECT_LT(Clock::now() - begin, 9s);
+    EXPECT_TRUE(
+        matches(error_in(ranks.log(0)),
+                R"(\[comm\] rank 0 waited 2 s at 127\.0\.0\.1:\d+, and of 3 ranks these did not )"
+                R"(come: 1\n)"))
+        << ranks.log(0);
+  }
+}
+
+TEST(FaultTest, RankZeroThatNobodyStartedIsNamed) {
+  const int port = comm::Store::host(0, 1s).port();
+  Started second(by_hand({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                          format("MASTER_PORT={}", port), "FLEET_TIMEOUT_S=1"},
+                         {"calls"}));
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_TRUE(says(error_in(second.output()), format("127.0.0.1:{}", port), "rank 0"));
+}
+
+TEST(FaultTest, RankOneThatNobodyStartedIsNamed) {
+  const int port = comm::Store::host(0, 1s).port();
+  Started first(by_hand({"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                         format("MASTER_PORT={}", port), "FLEET_TIMEOUT_S=1"},
+                        {"calls"}));
+  EXPECT_EQ(first.wait(), 1);
+  EXPECT_TRUE(says(error_in(first.output()), "and of 2 ranks these did not come: 1\n"));
+}
+
+TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
+  Launched ranks(job(2, {"one_less"}), with({"FLEET_TIMEOUT_S=2"}));
+  EXPECT_EQ(ranks.wait(), 1) << ranks.output();
+  EXPECT_TRUE(
+      matches(error_in(ranks.log(0)),
+              R"(rank 0: barrier \(barrier_worker\) failed after .*: rank 1 \(.*\) has not come )"
+              R"(this far: it is at its call 1 \('barrier \(barrier_worker\)'\), this is call 2)"))
+      << ranks.log(0);
+}
+
+TEST(FaultTest, KilledHostOfTheStoreIsNamedByItsPeer) {
+  const int port = comm::Store::host(0, 1s).port();
+  auto own = [&](int rank) {
+    return by_hand({"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", format("MASTER_PORT={}", port),
+                    format("RANK={}", rank)},
+                   {"fault", "kill", "0", "5"});
+  };
+  Started first(own(0));
+  Started second(own(1));
+  EXPECT_EQ(first.wait(), 137) << first.output();
+  EXPECT_EQ(second.wait(8s), 1) << second.output();
+  EXPECT_TRUE(
+      matches(error_in(second.output()), kWhileReducing + R"(rank 0 \([^,]+, pid \d+\) has ended)"))
+      << second.output();
+}
+
+class TwoHostsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto reason = hosts_.refused(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  // In a process namespace of its own: a rank must not see a peer of the other host in /proc.
+  Words on(int host, const Words& variables = {}) const {
+    auto words = hosts_.on(host);
+    for (const char* word : {"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"})
+      words.emplace_back(word);
+    const auto env = with(variables);
+    words.insert(words.end(), env.begin(), env.end());
+    return words;
+  }
+  static Words as_node(int node, const Words& arguments) {
+    return job(
+        1, arguments,
+        {"--nnodes=2", format("--node_rank={}", node), "--master=10.77.0.1:29512", "--grace_s=1"});
+  }
+
+  TwoHosts hosts_;
+};
+
+TEST_F(TwoHostsTest, TrainTogether) {
+  Launched first(as_node(0, {"train", "20"}), on(0));
+  Launched second(as_node(1, {"train", "20"}), on(1));
+  EXPECT_EQ(first.wait(), 0) << first.output();
+  EXPECT_EQ(second.wait(), 0) << second.output();
+  EXPECT_FALSE(after(first.log(0), "digest").empty()) << first.log(0);
+  EXPECT_EQ(after(first.log(0), "digest"), after(second.log(0), "digest"));
+  for (const auto* node : {&first, &second}) EXPECT_EQ(noise(node->log(0)), "");
+}
+
+TEST_F(TwoHostsTest, LostLinkIsAnErrorOnBothSides) {
+  const Words work = {"train", "100000000"};
+  const auto limit = Words{"FLEET_TIMEOUT_S=3"};
+  Launched first(as_node(0, work), on(0, limit));
+  Launched second(as_node(1, work), on(1, limit));
+  ASSERT_TRUE(eventually([&] { return losses(first.log(0)).contains(5); })) << first.output();
+  ASSERT_TRUE(hosts_.unplug(1));
+  const auto begin = Clock::now();
+  const auto failed = [](const Launched& node) { return !error_in(node.log(0)).empty(); };
+  EXPECT_TRUE(eventually([&] { return failed(first) && failed(second); }, 12s));
+  EXPECT_LT(Clock::now() - begin, 9s) << "3 s and the time to find out why";
+  EXPECT_TRUE(says(error_in(first.log(0)), "rank 1 (", "does not answer any more"));
+  EXPECT_TRUE(says(error_in(second.log(0)), "rank 0 (", "the rendezvous store does not answer"));
+  EXPECT_EQ(first.wait(20s), 1) << first.output();
+  EXPECT_EQ(second.wait(20s), 1) << second.output();
+}
+
+}  // namespace
+}  // namespace fleet::launch

@@ -1,0 +1,145 @@
+// The quick start as a newcomer meets it, with a small data set that this file makes.
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/format.h"
+
+#include "tests/data/idx_bytes.h"
+#include "tests/data/refusal.h"
+#include "tests/data/temporary_folder.h"
+#include "tests/ranks/ranks.h"
+
+namespace fleet::launch {
+namespace {
+
+constexpr uint32_t kSide = 28;
+
+// Class k is a bright bar across line 2 k + 4, so that a few updates tell them apart.
+std::string images_of(uint32_t samples) {
+  std::string bytes = idx_header({samples, kSide, kSide});
+  for (uint32_t sample = 0; sample < samples; ++sample) {
+    const uint32_t bar = 2 * (sample % 10) + 4;
+    for (uint32_t pixel = 0; pixel < kSide * kSide; ++pixel) {
+      const uint32_t grain = (sample * 31 + pixel * 17) % 40;
+      bytes += static_cast<char>(pixel / kSide == bar ? 200 + grain : grain);
+    }
+  }
+  return bytes;
+}
+
+std::string labels_of(uint32_t samples) {
+  std::string bytes = idx_header({samples});
+  for (uint32_t sample = 0; sample < samples; ++sample) bytes += static_cast<char>(sample % 10);
+  return bytes;
+}
+
+class QuickStartTest : public testing::Test {
+ protected:
+  void write_data(uint32_t train, uint32_t test) const {
+    data_.write("train-images-idx3-ubyte", images_of(train));
+    data_.write("train-labels-idx1-ubyte", labels_of(train));
+    data_.write("t10k-images-idx3-ubyte", images_of(test));
+    data_.write("t10k-labels-idx1-ubyte", labels_of(test));
+  }
+
+  Words program(const Words& flags) const {
+    Words words = {beside("fashion_mnist"), "--data_dir=" + data_.path().string()};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return words;
+  }
+
+  Words on_ranks(int ranks, const Words& flags) const {
+    Words words = {format("--nproc_per_node={}", ranks)};
+    const auto rest = program(flags);
+    words.insert(words.end(), rest.begin(), rest.end());
+    return words;
+  }
+
+  TemporaryFolder data_;
+};
+
+TEST_F(QuickStartTest, TwoRanksLearnAndSaySo) {
+  write_data(600, 100);
+  Launched training(on_ranks(2, {"--epochs=1", "--batch_size=10"}));
+  ASSERT_EQ(training.wait(std::chrono::seconds(60)), 0) << training.output();
+  const auto text = training.output();
+  EXPECT_TRUE(says(text, "[init] 2 ranks (RANK, WORLD_SIZE)", "DistributedStrategy Overview",
+                   "fuse_grad_size_in_MB",
+                   "[data_parallel] Find all_reduce operators: 11. To make the speed faster, some "
+                   "all_reduce ops are fused during training, after fusion, the number of "
+                   "all_reduce ops is 1.",
+                   "[test] epoch 1: top-1 "));
+  EXPECT_TRUE(says(text, "worker_index: 0, step0 cost = ", "epoch 1/1: "));
+  EXPECT_EQ(text.find('\r'), text.npos) << "a pipe gets plain lines";
+  const auto at = text.find("top-1 ");
+  ASSERT_NE(at, text.npos);
+  EXPECT_GT(std::stod(text.substr(at + 6)), 60) << "ten kinds: guessing gives 10 %";
+  EXPECT_EQ(training.log(1), "") << "rank 0 speaks for all";
+  EXPECT_EQ(noise(training.log(0)), "");
+}
+
+TEST_F(QuickStartTest, MissingDataNamesThePackage) {
+  Launched training(on_ranks(2, {}));
+  EXPECT_EQ(training.wait(), 1);
+  EXPECT_TRUE(says(training.output(),
+                   "error: [data] Fashion-MNIST is not in " + data_.path().string(),
+                   "fix: apt-get install dataset-fashion-mnist"));
+}
+
+TEST_F(QuickStartTest, TruncatedFileIsNamed) {
+  write_data(20, 20);
+  data_.write("train-images-idx3-ubyte", images_of(20).substr(0, 5000));
+  Started training(program({}));
+  EXPECT_EQ(training.wait(), 1);
+  EXPECT_TRUE(says(error_in(training.output()), "train-images-idx3-ubyte: ", "15680 bytes",
+                   "fix: fetch the file again"));
+}
+
+TEST_F(QuickStartTest, MoreRanksThanSamples) {
+  write_data(2, 20);
+  Launched training(on_ranks(3, {}));
+  EXPECT_EQ(training.wait(), 1);
+  EXPECT_TRUE(
+      says(training.output(), "3 ranks are more than the 2 samples, so some would never train"));
+}
+
+TEST_F(QuickStartTest, UnknownFlagSuggestsTheNearest) {
+  Started training(program({"--epoch=1", "--batch-siz=3"}));
+  EXPECT_EQ(training.wait(), 2);
+  EXPECT_TRUE(says(error_in(training.output()), "unknown flag --epoch (did you mean '--epochs'?)",
+                   "unknown flag --batch-siz (did you mean '--batch_size'"));
+}
+
+TEST_F(QuickStartTest, HelpShowsEveryDefault) {
+  Started training(program({"--help"}));
+  EXPECT_EQ(training.wait(), 0);
+  const auto text = training.output();
+  EXPECT_TRUE(says(text, "usage: fashion_mnist [flags]", "--epochs N", "\nExamples:\n",
+                   "fleetrun --nproc_per_node 2 "));
+  std::istringstream lines(text);
+  int flags = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  --")) continue;
+    ++flags;
+    EXPECT_NE(line.find("default "), line.npos) << line;
+  }
+  EXPECT_GT(flags, 20);
+}
+
+TEST_F(QuickStartTest, AllMistakesOfAStrategyFileAtOnce) {
+  const auto file = data_.write("strategy.json",
+                                R"({"amp": "yes", "recomput": true, "fuse_grad_size_in_MB": -1})");
+  Started training(program({"--strategy=" + file.string()}));
+  EXPECT_EQ(training.wait(), 1) << training.output();
+  EXPECT_TRUE(says(error_in(training.output()), "strategy.json", "amp", "'recompute'", "-1"));
+}
+
+TEST_F(QuickStartTest, SwitchThatIsNotThereYetSaysSo) {
+  write_data(20, 20);
+  Started training(program({"--amp"}));
+  EXPECT_EQ(training.wait(), 1) << training.output();
+  EXPECT_TRUE(says(error_in(training.output()), "amp is not in this version of Fleet yet"));
+}
+
+}  // namespace
+}  // namespace fleet::launch

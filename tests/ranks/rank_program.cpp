@@ -1,0 +1,149 @@
+// A training program for the tests of this folder: what a user would write, and the accidents that
+// happen to it. The first argument says what it does:
+//
+//   train STEPS                    trains, and prints every loss and a digest of the parameters
+//   fault KIND RANK STEP           trains; at STEP, inside its forward pass, RANK meets KIND:
+//                                  kill, stop, throw, exit, exit_once (in the first attempt only)
+//   calls                          asks and does everything in fleet/comm/world.h
+//   one_less | absent | early_exit | init_twice | before_init
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include <torch/nn.h>
+
+#include "fleet/fleet.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int64_t kGlobalBatch = 32;
+
+struct Fault {
+  std::string kind = "none";
+  int rank = -1;
+  int64_t step = -1;
+};
+
+int number(const char* text) { return std::atoi(text); }
+
+// What this rank says for the tests, whole lines at once.
+void say(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+void meet(const Fault& fault) {
+  say(fleet::format("meets {}", fault.kind));
+  if (fault.kind == "kill") ::raise(SIGKILL);
+  if (fault.kind == "stop") ::raise(SIGSTOP);
+  if (fault.kind == "throw") throw fleet::Error("app", "sample 7 is not a picture", "remove it");
+  if (fault.kind == "exit") std::_Exit(3);
+  if (fault.kind == "exit_once" && std::getenv("TORCHELASTIC_RESTART_COUNT") == std::string("0")) {
+    std::_Exit(3);
+  }
+}
+
+// The samples of one update, the same for any number of ranks; this rank's share of them.
+fleet::Batch share(int64_t step) {
+  torch::manual_seed(static_cast<uint64_t>(step) + 100);
+  const auto data = torch::randn({kGlobalBatch, 8});
+  const fleet::Batch all{data, data.narrow(1, 0, 4).tanh()};
+  const int64_t own = kGlobalBatch / fleet::worker_num();
+  return all.slice(fleet::worker_index() * own, (fleet::worker_index() + 1) * own);
+}
+
+uint64_t digest(const torch::nn::Sequential& net) {
+  uint64_t value = 14695981039346656037ull;
+  for (const auto& parameter : net->parameters()) {
+    const auto flat = parameter.detach().contiguous();
+    const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
+    for (size_t i = 0; i < flat.nbytes(); ++i) value = (value ^ bytes[i]) * 1099511628211ull;
+  }
+  return value;
+}
+
+int train(int64_t steps, const Fault& fault) {
+  say(fleet::format("pid {}", ::getpid()));
+  fleet::init();
+  torch::manual_seed(static_cast<uint64_t>(fleet::worker_index()) + 1);  // rank 0's weights win
+  torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 4));
+  auto optimizer =
+      fleet::distributed_optimizer(fleet::optim::Momentum(net, {.lr = 0.1, .momentum = 0.9}));
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto report = optimizer.minimize(share(step), [&](const fleet::Batch& batch) {
+      if (step == fault.step && fleet::worker_index() == fault.rank) meet(fault);
+      return torch::mse_loss(net->forward(batch.data), batch.target);
+    });
+    if (fleet::is_first_worker() || step == 0) {
+      say(fleet::format("step {} loss {:.9g}", step, report.loss));
+    }
+  }
+  say(fleet::format("digest {:016x}", digest(net)));
+  fleet::shutdown();
+  return 0;
+}
+
+int calls() {
+  fleet::init();
+  std::string endpoints;
+  for (const auto& endpoint : fleet::worker_endpoints()) endpoints += " " + endpoint;
+  say(fleet::format("rank {} of {}, local {} of {}, first {}, endpoints{}", fleet::worker_index(),
+                    fleet::worker_num(), fleet::local_worker_index(), fleet::local_worker_num(),
+                    fleet::is_first_worker(), endpoints));
+  fleet::barrier_worker();
+  const auto counts = torch::tensor({int64_t{1}, int64_t{10} + fleet::worker_index()});
+  fleet::all_reduce_sum(counts);
+  say(fleet::format("sums {} {}", counts[0].item<int64_t>(), counts[1].item<int64_t>()));
+  fleet::shutdown();
+  say(fleet::format("joined {}", fleet::is_initialized()));
+  return 0;
+}
+
+int one_less() {
+  fleet::init();
+  fleet::barrier_worker();
+  if (fleet::worker_index() == 1) std::this_thread::sleep_for(60s);
+  fleet::barrier_worker();
+  return 0;
+}
+
+// Rank 1 does something else than to come.
+int without_rank_one(bool exits) {
+  if (std::getenv("RANK") == std::string("1")) {
+    if (exits) return 0;
+    std::this_thread::sleep_for(60s);
+  }
+  fleet::init();
+  return 0;
+}
+
+int init_twice() {
+  fleet::init();
+  fleet::init();
+  return 0;
+}
+
+int body(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "train" && argc == 3) return train(number(argv[2]), {});
+  if (mode == "fault" && argc == 5) {
+    return train(20, {.kind = argv[2], .rank = number(argv[3]), .step = number(argv[4])});
+  }
+  if (mode == "calls") return calls();
+  if (mode == "one_less") return one_less();
+  if (mode == "absent") return without_rank_one(false);
+  if (mode == "early_exit") return without_rank_one(true);
+  if (mode == "init_twice") return init_twice();
+  if (mode == "before_init") return fleet::worker_index();
+  throw fleet::UsageError("app", "see the first lines of rank_program.cpp");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return fleet::run_main(body, argc, argv); }

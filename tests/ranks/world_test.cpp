@@ -1,0 +1,144 @@
+// Ranks that do well, and ranks that are started wrongly.
+
+#include <unistd.h>
+
+#include <gtest/gtest.h>
+
+#include "fleet/comm/store.h"
+#include "fleet/core/format.h"
+
+#include "tests/data/refusal.h"
+#include "tests/ranks/ranks.h"
+
+namespace fleet::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(WorldTest, AnyNumberOfRanksTrainsAlike) {
+  std::map<int, double> alone;
+  for (const int ranks : {1, 2, 4}) {
+    SCOPED_TRACE(ranks);
+    Launched training(job(ranks, {"train", "20"}));
+    ASSERT_EQ(training.wait(), 0) << training.output();
+    const auto digest = after(training.log(0), "digest");
+    EXPECT_EQ(digest.size(), 16U) << training.log(0);
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(after(training.log(rank), "digest"), digest) << "rank " << rank;
+      EXPECT_EQ(noise(training.log(rank)), "") << "rank " << rank;
+    }
+    const auto curve = losses(training.log(0));
+    ASSERT_EQ(curve.size(), 20U) << training.log(0);
+    if (ranks == 1) {
+      alone = curve;
+      EXPECT_LT(curve.at(19), 0.5 * curve.at(0)) << "it learns";
+    }
+    for (const auto& [step, loss] : curve) EXPECT_NEAR(loss, alone.at(step), 1e-5) << step;
+  }
+}
+
+TEST(WorldTest, RanksKnowThemselvesAndEachOther) {
+  Launched ranks(job(2, {"calls"}));
+  ASSERT_EQ(ranks.wait(), 0) << ranks.output() << ranks.log(1);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto log = ranks.log(rank);
+    const auto endpoints = log.substr(log.find("endpoints "));
+    EXPECT_TRUE(says(log, format("rank {} of 2, local {} of 2, first {}, endpoints 127.0.0.1:",
+                                 rank, rank, rank == 0)));
+    EXPECT_EQ(endpoints, ranks.log(0).substr(ranks.log(0).find("endpoints ")));
+    EXPECT_TRUE(says(log, "\nsums 2 21\n", "\njoined false\n"));
+    EXPECT_EQ(noise(log), "");
+  }
+}
+
+TEST(WorldTest, ProgramsStartedByHandMeetAtRankZero) {
+  const int port = comm::Store::host(0, 1s).port();
+  const Words common = {"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", format("MASTER_PORT={}", port)};
+  auto own = [&](int rank) {
+    auto variables = common;
+    variables.push_back(format("RANK={}", rank));
+    return by_hand(variables, {"calls"});
+  };
+  Started second(own(1));
+  Started first(own(0));
+  EXPECT_EQ(first.wait(), 0) << first.output();
+  EXPECT_EQ(second.wait(), 0) << second.output();
+  for (const auto* rank : {&first, &second}) {
+    EXPECT_TRUE(says(rank->output(), " of 2, local ", "\nsums 2 21\n"));
+    EXPECT_EQ(noise(rank->output()), "");
+  }
+}
+
+TEST(WorldTest, PaddlesNamesAloneAreEnough) {
+  const int port = comm::Store::host(0, 1s).port();
+  const auto endpoints = format("127.0.0.1:{},127.0.0.1:{}", port, port + 1);
+  auto own = [&](int rank) {
+    return by_hand({format("PADDLE_TRAINER_ID={}", rank), "PADDLE_TRAINERS_NUM=2",
+                    "PADDLE_TRAINER_ENDPOINTS=" + endpoints},
+                   {"train", "5"});
+  };
+  Started first(own(0));
+  Started second(own(1));
+  EXPECT_EQ(first.wait(), 0) << first.output();
+  EXPECT_EQ(second.wait(), 0) << second.output();
+  EXPECT_FALSE(after(first.output(), "digest").empty()) << first.output();
+  EXPECT_EQ(after(first.output(), "digest"), after(second.output(), "digest"));
+  for (const auto* rank : {&first, &second}) EXPECT_EQ(noise(rank->output()), "");
+}
+
+TEST(WorldTest, RestartTrainsToTheEnd) {
+  Launched training(job(2, {"fault", "exit_once", "1", "3"}, {"--max_restarts=1"}));
+  ASSERT_EQ(training.wait(), 0) << training.output();
+  EXPECT_TRUE(says(training.output(), "exited with code 3", "restart 1 of 1"));
+  const auto digest = after(training.log(0), "digest");
+  EXPECT_FALSE(digest.empty()) << training.log(0);
+  EXPECT_EQ(after(training.log(1), "digest"), digest);
+}
+
+struct WrongStart {
+  std::string name;
+  Words variables;
+  std::string mode;
+  std::string text;
+};
+
+std::ostream& operator<<(std::ostream& out, const WrongStart& start) { return out << start.name; }
+
+class WrongStartTest : public testing::TestWithParam<WrongStart> {};
+
+TEST_P(WrongStartTest, IsRefusedByName) {
+  const auto& start = GetParam();
+  Started program(by_hand(start.variables, {start.mode}));
+  EXPECT_EQ(program.wait(), 1) << program.output();
+  EXPECT_TRUE(says(error_in(program.output()), start.text));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, WrongStartTest,
+    testing::Values(
+        WrongStart{"InitTwice", {}, "init_twice", "[comm] fleet::init() was called twice\n  fix: "},
+        WrongStart{"IndexBeforeInit",
+                   {},
+                   "before_init",
+                   "[comm] worker_index() before fleet::init()\n  fix: call fleet::init() first"},
+        WrongStart{"TimeLimitThatIsNoNumber",
+                   {"FLEET_TIMEOUT_S=abc"},
+                   "calls",
+                   "[comm] FLEET_TIMEOUT_S='abc' is not a number of seconds above 0"},
+        WrongStart{"EndlessTimeLimit",
+                   {"FLEET_TIMEOUT_S=inf"},
+                   "calls",
+                   "[comm] FLEET_TIMEOUT_S='inf' is not a number of seconds above 0"},
+        WrongStart{"ContradictingRanks",
+                   {"RANK=0", "WORLD_SIZE=2", "PADDLE_TRAINER_ID=1", "MASTER_ADDR=127.0.0.1",
+                    "MASTER_PORT=29500"},
+                   "calls",
+                   "RANK=0 and PADDLE_TRAINER_ID=1 contradict each other"},
+        WrongStart{"RankWithoutAPlaceToMeet",
+                   {"RANK=0", "WORLD_SIZE=2"},
+                   "calls",
+                   "MASTER_ADDR is not set, so the ranks have no place to meet"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace fleet::launch

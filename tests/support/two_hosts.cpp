@@ -1,0 +1,65 @@
+#include "tests/support/two_hosts.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fleet/core/format.h"
+
+namespace fleet::launch {
+namespace {
+
+bool run(std::vector<std::string> words) {
+  std::vector<char*> list;
+  for (auto& word : words) list.push_back(word.data());
+  list.push_back(nullptr);
+  posix_spawn_file_actions_t quiet;
+  posix_spawn_file_actions_init(&quiet);
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
+    posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_WRONLY, 0);
+  pid_t pid = 0;
+  int status = -1;
+  const bool started = posix_spawnp(&pid, list[0], &quiet, nullptr, list.data(), environ) == 0;
+  posix_spawn_file_actions_destroy(&quiet);
+  return started && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+std::string space(int host) { return format("fleet{}h{}", getpid(), host); }
+std::string cable(int host) { return format("cable{}", host); }
+
+}  // namespace
+
+TwoHosts::TwoHosts() : refused_(set_up()) {}
+
+TwoHosts::~TwoHosts() {
+  if (geteuid() != 0) return;
+  for (int host = 0; host < 2; ++host) run({"ip", "netns", "delete", space(host)});
+}
+
+std::string TwoHosts::set_up() {
+  if (geteuid() != 0) return "network namespaces need root";
+  for (int host = 0; host < 2; ++host)
+    if (!run({"ip", "netns", "add", space(host)})) return "`ip netns add` is not permitted here";
+  if (!run({"ip", "link", "add", cable(0), "netns", space(0), "type", "veth", "peer", "name",
+            cable(1), "netns", space(1)}))
+    return "virtual network cables are not permitted here";
+  for (int host = 0; host < 2; ++host) {
+    const auto address = format("10.77.0.{}/24", host + 1);
+    if (!run({"ip", "-n", space(host), "address", "add", address, "dev", cable(host)}) ||
+        !run({"ip", "-n", space(host), "link", "set", cable(host), "up"}) ||
+        !run({"ip", "-n", space(host), "link", "set", "lo", "up"}))
+      return "network namespaces cannot be set up here";
+  }
+  return "";
+}
+
+std::vector<std::string> TwoHosts::on(int host) const {
+  return {"ip", "netns", "exec", space(host)};
+}
+
+bool TwoHosts::unplug(int host) const {
+  return run({"ip", "-n", space(host), "link", "set", cable(host), "down"});
+}
+
+}  // namespace fleet::launch

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace fleet::launch {
+
+/// Two "hosts" on one machine: network namespaces with addresses 10.77.0.1 and 10.77.0.2, joined by
+/// a virtual cable. They go away with the object.
+///
+///   TwoHosts hosts;
+///   if (const auto reason = hosts.refused(); !reason.empty()) GTEST_SKIP() << reason;
+///   Launched first({"--ips=10.77.0.1,10.77.0.2", "hostname"}, hosts.on(0));
+class TwoHosts {
+ public:
+  TwoHosts();
+  ~TwoHosts();
+  TwoHosts(const TwoHosts&) = delete;
+  TwoHosts& operator=(const TwoHosts&) = delete;
+
+  /// Why there are no hosts; empty when there are.
+  const std::string& refused() const { return refused_; }
+  /// What goes in front of a command to run it on that host.
+  std::vector<std::string> on(int host) const;
+  /// As when somebody pulls the cable: nothing arrives, and nobody is told.
+  bool unplug(int host) const;
+
+ private:
+  std::string set_up();
+
+  std::string refused_;
+};
+
+}  // namespace fleet::launch
