@@ -1,16 +1,17 @@
 #define FMT_HEADER_ONLY 1
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "bench/benches.h"
 #include "fleet/comm/backend.h"
 #include "fleet/comm/store.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/format.h"
 
+#include "bench/benches.h"
+
 namespace fleet::bench {
 
-// Many small tensors, one by one, against one fused span of the same bytes; and one large buffer against the
-// engine's own process group called directly, on connections of its own.
+// Many small tensors, one by one, against one fused span of the same bytes; and one large buffer
+// against the engine's own process group called directly, on connections of its own.
 std::vector<Row> bench_allreduce() {
   auto comm = world();
   const auto meet = [&] { comm->barrier("bench"); };
@@ -20,15 +21,16 @@ std::vector<Row> bench_allreduce() {
   constexpr int64_t kElements = 2048;  // 8 KB
   const auto flat = torch::ones({kTensors * kElements});
   const auto small = flat.view({kTensors, kElements}).unbind(0);
-  const auto fused = alternate(
-      15,
-      {[&] { comm->all_reduce(flat, comm::ReduceOp::kAvg, "fused"); },
-       [&] {
-         for (const auto& tensor : small) comm->all_reduce(tensor, comm::ReduceOp::kAvg, "one by one");
-       }},
-      meet);
+  const auto fused = alternate(15,
+                               {[&] { comm->all_reduce(flat, comm::ReduceOp::kAvg, "fused"); },
+                                [&] {
+                                  for (const auto& tensor : small)
+                                    comm->all_reduce(tensor, comm::ReduceOp::kAvg, "one by one");
+                                }},
+                               meet);
   rows.push_back({"160 tensors of 8 KB, fused", fused[0].median() * 1e3, "ms", "one by one",
-                  fused[1].median() * 1e3, fused[1].median() / fused[0].median(), fused[0].spread()});
+                  fused[1].median() * 1e3, fused[1].median() / fused[0].median(),
+                  fused[0].spread()});
 
   auto store = comm::Store::connect(std::getenv("MASTER_ADDR"),
                                     static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))),
@@ -37,17 +39,17 @@ std::vector<Row> bench_allreduce() {
                                          comm->options());
   for (const int64_t megabytes : {1, 100}) {
     const auto buffer = torch::ones({megabytes * 1'000'000 / 4});
-    const auto timings = alternate(
-        megabytes == 1 ? 60 : 15,
-        {[&] { comm->all_reduce(buffer, comm::ReduceOp::kSum, "large"); },
-         [&] {
-           std::vector<torch::Tensor> tensors{buffer};
-           engine->allreduce(tensors)->wait();
-         }},
-        [&] {
-          buffer.fill_(1);
-          meet();
-        });
+    const auto timings =
+        alternate(megabytes == 1 ? 60 : 15,
+                  {[&] { comm->all_reduce(buffer, comm::ReduceOp::kSum, "large"); },
+                   [&] {
+                     std::vector<torch::Tensor> tensors{buffer};
+                     engine->allreduce(tensors)->wait();
+                   }},
+                  [&] {
+                    buffer.fill_(1);
+                    meet();
+                  });
     rows.push_back({format("one buffer of {} MB", megabytes), timings[0].median() * 1e3, "ms",
                     "c10d's Gloo called directly", timings[1].median() * 1e3,
                     timings[1].median() / timings[0].median(),

@@ -2,15 +2,17 @@
 
 #include <torch/nn/functional/loss.h>
 
-#include "bench/benches.h"
 #include "fleet/applications/resnet.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/format.h"
 
+#include "bench/benches.h"
+
 namespace fleet::bench {
 
-// ResNet50, channels-last, batch 4 per rank, forward and backward; both ranks always busy, ways taken in turn:
-// gradients reduced while backward runs; landing in the arena only; reduced after backward; one flat all-reduce.
+// ResNet50, channels-last, batch 4 per rank, forward and backward; both ranks always busy, ways
+// taken in turn: gradients reduced while backward runs; landing in the arena only; reduced after
+// backward; one flat all-reduce.
 std::vector<Row> bench_data_parallel() {
   auto comm = world();
   torch::manual_seed(1);
@@ -33,29 +35,29 @@ std::vector<Row> bench_data_parallel() {
   double exposed = 0;
   int overlapped = 0;
   const auto& flat = arena.groups()[0].gradients;
-  const auto timings = alternate(
-      15,
-      {[&] {
-         arena.begin_window();
-         parallel.listen();
-         backward();
-         parallel.wait();
-         exposed += parallel.exposed_seconds();
-         ++overlapped;
-       },
-       [&] {
-         arena.begin_window();
-         backward();
-         arena.end_window();
-       },
-       [&] {
-         arena.begin_window();
-         backward();
-         arena.end_window();
-         comm->all_reduce(flat, comm::ReduceOp::kSum, "all gradients, after backward");
-       },
-       [&] { comm->all_reduce(flat, comm::ReduceOp::kSum, "flat"); }},
-      [&] { comm->barrier("bench"); });
+  const auto timings =
+      alternate(15,
+                {[&] {
+                   arena.begin_window();
+                   parallel.listen();
+                   backward();
+                   parallel.wait();
+                   exposed += parallel.exposed_seconds();
+                   ++overlapped;
+                 },
+                 [&] {
+                   arena.begin_window();
+                   backward();
+                   arena.end_window();
+                 },
+                 [&] {
+                   arena.begin_window();
+                   backward();
+                   arena.end_window();
+                   comm->all_reduce(flat, comm::ReduceOp::kSum, "all gradients, after backward");
+                 },
+                 [&] { comm->all_reduce(flat, comm::ReduceOp::kSum, "flat"); }},
+                [&] { comm->barrier("bench"); });
   const double with = timings[0].median() * 1e3;
   const double without = timings[1].median() * 1e3;
   const double after = timings[2].median() * 1e3;
@@ -63,15 +65,17 @@ std::vector<Row> bench_data_parallel() {
   const double added = with - without;
   exposed = exposed / overlapped * 1e3;
   return {
-      {"ResNet50 step, reduced while backward runs", with, "ms", "same work, no communication", without,
-       without / with, timings[0].spread() + " | peer " + timings[1].spread()},
-      {"added by communication", added, "ms", "DistributedDataParallel's 78 ms", 78, 78 / added, ""},
+      {"ResNet50 step, reduced while backward runs", with, "ms", "same work, no communication",
+       without, without / with, timings[0].spread() + " | peer " + timings[1].spread()},
+      {"added by communication", added, "ms", "DistributedDataParallel's 78 ms", 78, 78 / added,
+       ""},
       {"added by communication, best steps", (timings[0].best() - timings[1].best()) * 1e3, "ms",
        "one flat all-reduce, best", timings[3].best() * 1e3,
        timings[3].best() / std::max(1e-9, timings[0].best() - timings[1].best()), ""},
-      {"added when reduced after backward", after - without, "ms", "reduced while backward runs", added,
-       added / (after - without), timings[2].spread()},
-      {"waited for after backward", exposed, "ms", "one flat all-reduce", flat_ms, flat_ms / exposed,
+      {"added when reduced after backward", after - without, "ms", "reduced while backward runs",
+       added, added / (after - without), timings[2].spread()},
+      {"waited for after backward", exposed, "ms", "one flat all-reduce", flat_ms,
+       flat_ms / exposed,
        format("{:.0f} % of the flat all-reduce's time hidden", 100 * (1 - exposed / flat_ms))},
   };
 }

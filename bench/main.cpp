@@ -6,12 +6,13 @@
 #include <array>
 #include <cstring>
 
-#include "bench/benches.h"
 #include "fleet/comm/store.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/nearest_name.h"
+
+#include "bench/benches.h"
 
 extern char** environ;
 
@@ -26,14 +27,17 @@ struct Benchmark {
 };
 
 constexpr std::array kBenchmarks = {
-    Benchmark{"allreduce", "fused against single all-reduces; overhead over the engine", 2, bench_allreduce},
-    Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2, bench_data_parallel},
+    Benchmark{"allreduce", "fused against single all-reduces; overhead over the engine", 2,
+              bench_allreduce},
+    Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2,
+              bench_data_parallel},
 };
 
 std::string usage() {
   std::string text = "fleet-bench NAME [--json FILE]\n\n";
   for (const auto& item : kBenchmarks) text += format("  {:<16} {}\n", item.name, item.what);
-  return text + "\nExamples:\n  fleet-bench allreduce\n  fleet-bench data-parallel --json result.json\n";
+  return text +
+         "\nExamples:\n  fleet-bench allreduce\n  fleet-bench data-parallel --json result.json\n";
 }
 
 const Benchmark& find(const std::string& name) {
@@ -51,11 +55,13 @@ int run_as_ranks(int ranks, char** argv) {
   const auto store = comm::Store::host(0, std::chrono::seconds(60));
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::string> added = {
-        format("RANK={}", rank),           format("WORLD_SIZE={}", ranks),
-        format("LOCAL_RANK={}", rank),     format("LOCAL_WORLD_SIZE={}", ranks),
-        "MASTER_ADDR=127.0.0.1",           format("MASTER_PORT={}", store.port()),
-        "TORCHELASTIC_USE_AGENT_STORE=True"};
+    std::vector<std::string> added = {format("RANK={}", rank),
+                                      format("WORLD_SIZE={}", ranks),
+                                      format("LOCAL_RANK={}", rank),
+                                      format("LOCAL_WORLD_SIZE={}", ranks),
+                                      "MASTER_ADDR=127.0.0.1",
+                                      format("MASTER_PORT={}", store.port()),
+                                      "TORCHELASTIC_USE_AGENT_STORE=True"};
     std::vector<char*> environment;
     for (auto& item : added) environment.push_back(item.data());
     for (char** item = environ; *item != nullptr; ++item) environment.push_back(*item);
@@ -95,7 +101,8 @@ int body(int argc, char** argv) {
   }
   if (name.empty()) throw UsageError("bench", "which benchmark?", usage());
   const auto& benchmark = find(name);
-  if (benchmark.ranks > 1 && std::getenv("RANK") == nullptr) return run_as_ranks(benchmark.ranks, argv);
+  if (benchmark.ranks > 1 && std::getenv("RANK") == nullptr)
+    return run_as_ranks(benchmark.ranks, argv);
 
   init();
   const auto rows = benchmark.run();

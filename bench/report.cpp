@@ -59,7 +59,8 @@ std::vector<Timing> alternate(int rounds, const std::vector<std::function<void()
       const auto begin = std::chrono::steady_clock::now();
       works[i]();
       const auto end = std::chrono::steady_clock::now();
-      if (round >= 0) timings[i].seconds.push_back(std::chrono::duration<double>(end - begin).count());
+      if (round >= 0)
+        timings[i].seconds.push_back(std::chrono::duration<double>(end - begin).count());
     }
   }
   return timings;
@@ -68,7 +69,8 @@ std::vector<Timing> alternate(int rounds, const std::vector<std::function<void()
 void print_table(const std::string& title, const std::vector<Row>& rows) {
   std::string text = format("\n{}   ({}, {}, {} cores)\n", title, cpu_name(), vector_instructions(),
                             available_cores());
-  text += format("{:<52} {:>10} {:<6} {:<34} {:>10} {:>7}\n", "", "value", "unit", "peer", "", "ratio");
+  text +=
+      format("{:<52} {:>10} {:<6} {:<34} {:>10} {:>7}\n", "", "value", "unit", "peer", "", "ratio");
   for (const auto& row : rows) {
     text += format("{:<52} {:>10.3f} {:<6} {:<34} {:>10.3f} {:>7.2f}  {}\n", row.name, row.value,
                    row.unit, row.peer, row.peer_value, row.ratio, row.note);
@@ -78,9 +80,8 @@ void print_table(const std::string& title, const std::vector<Row>& rows) {
 
 void write_json(const std::string& file, const std::vector<Row>& rows) {
   nlohmann::ordered_json json;
-  json["machine"] = {{"cpu", cpu_name()},
-                     {"instructions", vector_instructions()},
-                     {"cores", available_cores()}};
+  json["machine"] = {
+      {"cpu", cpu_name()}, {"instructions", vector_instructions()}, {"cores", available_cores()}};
   json["rows"] = nlohmann::ordered_json::array();
   for (const auto& row : rows) {
     json["rows"].push_back({{"name", row.name},

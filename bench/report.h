@@ -21,7 +21,8 @@ struct Row {
 void print_table(const std::string& title, const std::vector<Row>& rows);
 void write_json(const std::string& file, const std::vector<Row>& rows);
 
-/// Seconds of each run of several pieces of work, taken in turn, so that a noisy machine harms all alike.
+/// Seconds of each run of several pieces of work, taken in turn, so that a noisy machine harms all
+/// alike.
 struct Timing {
   std::vector<double> seconds;
   double best() const;

@@ -30,8 +30,8 @@ class BlockImpl : public torch::nn::Module {
     }
     if (options.zero_init_last_norm) torch::nn::init::zeros_(norms_.back()->weight);
     if (stride != 1 || in != out) {
-      downsample_ = register_module("downsample", torch::nn::Sequential(conv(in, out, 1, stride),
-                                                                        BatchNorm2d(out)));
+      downsample_ = register_module(
+          "downsample", torch::nn::Sequential(conv(in, out, 1, stride), BatchNorm2d(out)));
     }
   }
 

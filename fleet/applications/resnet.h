@@ -16,13 +16,13 @@ namespace fleet::applications {
 
 struct ResnetOptions {
   std::array<int, 4> blocks = {3, 4, 6, 3};
-  bool bottleneck = true;             // 1x1, 3x3, 1x1; otherwise two 3x3
+  bool bottleneck = true;  // 1x1, 3x3, 1x1; otherwise two 3x3
   int64_t classes = 1000;
-  bool zero_init_last_norm = false;   // every block starts as the identity
+  bool zero_init_last_norm = false;  // every block starts as the identity
 };
 
-/// He et al., arXiv 1512.03385, with the stride on the 3x3 as in torchvision, whose parameter names and shapes it
-/// has ("layer1.0.conv1.weight").
+/// He et al., arXiv 1512.03385, with the stride on the 3x3 as in torchvision, whose parameter names
+/// and shapes it has ("layer1.0.conv1.weight").
 class ResnetImpl : public torch::nn::Module {
  public:
   explicit ResnetImpl(const ResnetOptions& options);
@@ -31,7 +31,8 @@ class ResnetImpl : public torch::nn::Module {
  private:
   torch::nn::Conv2d conv1_{nullptr};
   torch::nn::BatchNorm2d bn1_{nullptr};
-  std::array<torch::nn::Sequential, 4> layers_{torch::nn::Sequential(nullptr), nullptr, nullptr, nullptr};
+  std::array<torch::nn::Sequential, 4> layers_{torch::nn::Sequential(nullptr), nullptr, nullptr,
+                                               nullptr};
   torch::nn::Linear fc_{nullptr};
 };
 TORCH_MODULE(Resnet);

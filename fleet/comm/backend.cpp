@@ -46,11 +46,11 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const Store& store, int rank, int
     if (options.backend == "gloo") return make_gloo(store, rank, size, options);
     if (options.backend == "nccl") return make_nccl(store, rank, size, options);
   } catch (const c10::Error& error) {
-    throw Error("comm",
-                format("rank {} could not connect to its {} peers within {:.0f} s: {}", rank,
-                       size - 1, static_cast<double>(options.timeout.count()) / 1e3,
-                       error.what_without_backtrace()),
-                "see whether every rank was started and can reach the others' addresses");
+    throw Error(
+        "comm",
+        format("rank {} could not connect to its {} peers within {:.0f} s: {}", rank, size - 1,
+               static_cast<double>(options.timeout.count()) / 1e3, error.what_without_backtrace()),
+        "see whether every rank was started and can reach the others' addresses");
   }
   throw Error("comm", format("there is no backend '{}'", options.backend), "use gloo or nccl");
 }

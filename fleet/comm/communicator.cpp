@@ -30,8 +30,8 @@ std::string describe(const torch::Tensor& tensor) {
 // The engine's own words, without its source positions and stack.
 std::string first_line(const std::string& text) {
   auto line = text.substr(0, text.find('\n'));
-  if (const auto bracket = line.find("] "); !line.empty() && line[0] == '[' &&
-                                            bracket != std::string::npos) {
+  if (const auto bracket = line.find("] ");
+      !line.empty() && line[0] == '[' && bracket != std::string::npos) {
     line = line.substr(bracket + 2);
   }
   return line;
@@ -111,11 +111,11 @@ Communicator::Communicator(const Store& store, int rank, int size, CommunicatorO
     : rank_(rank), size_(size), options_(std::move(options)), watch_(std::move(watch)) {
   FLEET_ASSERT(rank >= 0 && rank < size, format("rank {} of {}", rank, size));
   if (options_.timeout <= std::chrono::milliseconds(0)) {
-    throw Error("comm", format("a time limit of {} ms would fail every call", options_.timeout.count()),
+    throw Error("comm",
+                format("a time limit of {} ms would fail every call", options_.timeout.count()),
                 "set FLEET_TIMEOUT_S to a number of seconds above 0");
   }
-  backend_ = std::make_unique<Backend>(
-      Backend{make_backend(store, rank, size, options_), store});
+  backend_ = std::make_unique<Backend>(Backend{make_backend(store, rank, size, options_), store});
 }
 
 Communicator::~Communicator() = default;
@@ -125,11 +125,12 @@ void Communicator::check(const torch::Tensor& tensor, std::string_view call) con
                                         torch::kHalf, torch::kLong};
   if (!tensor.defined()) throw Error("comm", format("{}: the tensor is undefined", call));
   if (!tensor.is_contiguous()) {
-    throw Error("comm", format("{}: the tensor is not contiguous", call), "pass tensor.contiguous()");
+    throw Error("comm", format("{}: the tensor is not contiguous", call),
+                "pass tensor.contiguous()");
   }
   if (std::find(kTypes.begin(), kTypes.end(), tensor.scalar_type()) == kTypes.end()) {
-    throw Error("comm", format("{}: {} tensors cannot be sent", call,
-                               c10::toString(tensor.scalar_type())),
+    throw Error("comm",
+                format("{}: {} tensors cannot be sent", call, c10::toString(tensor.scalar_type())),
                 "use float, double, bfloat16, half or int64");
   }
 }

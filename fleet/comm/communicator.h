@@ -15,8 +15,8 @@ class Store;
 
 enum class ReduceOp { kSum, kAvg, kMax };
 
-/// A collective under way. `wait` blocks until it is done and throws what went wrong: which peer, during
-/// what, since when. One that is dropped unwaited is waited for, its error lost: keep it.
+/// A collective under way. `wait` blocks until it is done and throws what went wrong: which peer,
+/// during what, since when. One that is dropped unwaited is waited for, its error lost: keep it.
 class Pending {
  public:
   struct State;
@@ -34,16 +34,16 @@ class Pending {
 };
 
 struct CommunicatorOptions {
-  std::string backend = "gloo";             // or "nccl"
+  std::string backend = "gloo";                // or "nccl"
   std::chrono::milliseconds timeout{600'000};  // for every call
-  std::string address;                      // this rank's own address; empty: the loopback's
+  std::string address;                         // this rank's own address; empty: the loopback's
 };
 
-/// A group of ranks and what they can do together. All ranks call the same things in the same order; each
-/// call takes a few words for what it is, which appear in the error when a peer fails.
+/// A group of ranks and what they can do together. All ranks call the same things in the same
+/// order; each call takes a few words for what it is, which appear in the error when a peer fails.
 ///
-/// Tensors are float, double, bfloat16, half or int64, contiguous, and are changed in place. A group of one
-/// rank does nothing and costs nothing, so that the same program runs alone.
+/// Tensors are float, double, bfloat16, half or int64, contiguous, and are changed in place. A
+/// group of one rank does nothing and costs nothing, so that the same program runs alone.
 ///
 ///   auto sum = torch::ones({4});
 ///   comm.all_reduce(sum, ReduceOp::kSum, "a first test");
@@ -75,8 +75,8 @@ class Communicator {
 
   void barrier(std::string_view what);
 
-  /// The same ranks on connections of their own, for calls whose order relative to this group's is not
-  /// the same on every rank. All ranks must call it, with the same name.
+  /// The same ranks on connections of their own, for calls whose order relative to this group's is
+  /// not the same on every rank. All ranks must call it, with the same name.
   std::shared_ptr<Communicator> duplicate(const std::string& name) const;
 
  private:

@@ -176,7 +176,8 @@ std::string PeerWatch::diagnose(uint64_t sequence) {
       }
     }
   } catch (const std::exception&) {
-    suspects.push_back("the rendezvous store does not answer: its host (fleetrun, or rank 0) is gone");
+    suspects.push_back(
+        "the rendezvous store does not answer: its host (fleetrun, or rank 0) is gone");
   }
   if (suspects.empty()) return "every peer is alive and at the same call";
   std::string text;

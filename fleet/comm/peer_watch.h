@@ -15,15 +15,15 @@ namespace fleet::comm {
 
 /// Who a rank is, as the others see it.
 struct PeerIdentity {
-  std::string host;       // as people call it
-  std::string host_id;    // equal on ranks that share a kernel and a pid namespace
+  std::string host;     // as people call it
+  std::string host_id;  // equal on ranks that share a kernel and a pid namespace
   std::string address;
   int pid = 0;
 };
 
-/// Tells, after a collective has failed, which peer is to blame. The engine only says that some connection
-/// broke or some time ran out; this keeps, for each rank, a pulse in the store with what the rank is doing,
-/// and asks the kernel about ranks on the same machine.
+/// Tells, after a collective has failed, which peer is to blame. The engine only says that some
+/// connection broke or some time ran out; this keeps, for each rank, a pulse in the store with what
+/// the rank is doing, and asks the kernel about ranks on the same machine.
 ///
 /// Costs one small store write every half second on a thread of its own.
 class PeerWatch {
@@ -60,7 +60,7 @@ class PeerWatch {
   int rank_;
   int size_;
   std::vector<PeerIdentity> peers_;
-  std::mutex mutex_;        // guards what follows
+  std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
   bool stop_ = false;
   Pulse own_;

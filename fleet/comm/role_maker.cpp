@@ -42,7 +42,8 @@ class Environment {
     return a ? a : b;
   }
 
-  int required(const std::string& name, const std::optional<int>& value, const std::string& because) {
+  int required(const std::string& name, const std::optional<int>& value,
+               const std::string& because) {
     if (!value) problems_.push_back(format("{} is not set, though {} is", name, because));
     return value.value_or(0);
   }
@@ -116,8 +117,8 @@ bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
   return true;
 }
 
-// SLURM_STEP_NUM_TASKS exists only inside srun. A batch script sees SLURM_PROCID=0 too, and a program
-// started there directly must not wait for ranks that nobody starts.
+// SLURM_STEP_NUM_TASKS exists only inside srun. A batch script sees SLURM_PROCID=0 too, and a
+// program started there directly must not wait for ranks that nobody starts.
 bool read_slurm(Environment& environment, RoleMaker& role) {
   const auto world = environment.number("SLURM_STEP_NUM_TASKS");
   const auto rank = environment.number("SLURM_PROCID");
@@ -127,7 +128,8 @@ bool read_slurm(Environment& environment, RoleMaker& role) {
   role.world_size = *world;
   role.local_rank = environment.number("SLURM_LOCALID").value_or(0);
   const auto per_node = environment.text("SLURM_STEP_TASKS_PER_NODE");
-  role.local_world_size = per_node ? std::max(1, std::atoi(per_node->c_str())) : role.local_rank + 1;
+  role.local_world_size =
+      per_node ? std::max(1, std::atoi(per_node->c_str())) : role.local_rank + 1;
   role.local_world_size = std::max(role.local_world_size, role.local_rank + 1);
   read_master(environment, role);
   if (role.master_address.empty()) {
@@ -159,7 +161,8 @@ bool read_open_mpi(Environment& environment, RoleMaker& role) {
     }
   } else if (role.master_address.empty() || role.master_port == 0) {
     environment.problem(
-        "Open MPI does not tell where rank 0 is: pass -x MASTER_ADDR=... -x MASTER_PORT=... to mpirun");
+        "Open MPI does not tell where rank 0 is: pass -x MASTER_ADDR=... -x MASTER_PORT=... to "
+        "mpirun");
   }
   return true;
 }

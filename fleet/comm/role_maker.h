@@ -9,11 +9,13 @@ namespace fleet {
 
 /// Which rank this process is, among how many, and where they meet.
 ///
-/// `from_environment` reads, in this order: torchrun's names (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-/// MASTER_ADDR, MASTER_PORT), Paddle's (PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS, ...),
-/// those of a Slurm step, Open MPI's. None of them: one process. fleetrun sets the first two kinds.
+/// `from_environment` reads, in this order: torchrun's names (RANK, WORLD_SIZE, LOCAL_RANK,
+/// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Paddle's (PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM,
+/// PADDLE_TRAINER_ENDPOINTS, ...), those of a Slurm step, Open MPI's. None of them: one process.
+/// fleetrun sets the first two kinds.
 ///
-///   fleet::init(RoleMaker{.rank = 1, .world_size = 2, .master_address = "10.0.0.1", .master_port = 29500});
+///   fleet::init(RoleMaker{.rank = 1, .world_size = 2, .master_address = "10.0.0.1", .master_port =
+///   29500});
 struct RoleMaker {
   int rank = 0;
   int world_size = 1;

@@ -36,7 +36,8 @@ WorldState*& state() {
 
 const WorldState& joined(const char* call) {
   if (state() == nullptr) {
-    throw Error("comm", format("{} before fleet::init()", call), "call fleet::init() first in main");
+    throw Error("comm", format("{} before fleet::init()", call),
+                "call fleet::init() first in main");
   }
   return *state();
 }
@@ -103,8 +104,8 @@ void join(WorldState& world, milliseconds limit) {
   if (!role.store_is_hosted && role.rank == 0) {
     world.hosted = comm::Store::host(static_cast<uint16_t>(role.master_port), limit);
   }
-  auto connection = comm::Store::connect(role.master_address,
-                                         static_cast<uint16_t>(role.master_port), limit);
+  auto connection =
+      comm::Store::connect(role.master_address, static_cast<uint16_t>(role.master_port), limit);
   // A restarted job must not find what the one before left in the launcher's store.
   world.store = connection.prefixed(format("fleet/{}", role.restart_count));
   meet(*world.store, role, limit);
@@ -179,7 +180,8 @@ std::vector<std::string> worker_endpoints() { return joined("worker_endpoints()"
 void barrier_worker() { joined("barrier_worker()").communicator->barrier("barrier_worker"); }
 
 void all_reduce_sum(const torch::Tensor& tensor) {
-  joined("all_reduce_sum()").communicator->all_reduce(tensor, comm::ReduceOp::kSum, "all_reduce_sum");
+  joined("all_reduce_sum()")
+      .communicator->all_reduce(tensor, comm::ReduceOp::kSum, "all_reduce_sum");
 }
 
 std::shared_ptr<comm::Communicator> world() {

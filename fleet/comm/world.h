@@ -12,18 +12,19 @@
 
 namespace fleet {
 
-/// Joins the other ranks (RoleMaker::from_environment tells which), sets this process up for training, and
-/// says so: threads per rank = cores / ranks on this machine unless OMP_NUM_THREADS is set; malloc keeps freed
-/// pages, since giving them back and faulting them in again can cost a third of a step.
+/// Joins the other ranks (RoleMaker::from_environment tells which), sets this process up for
+/// training, and says so: threads per rank = cores / ranks on this machine unless OMP_NUM_THREADS
+/// is set; malloc keeps freed pages, since giving them back and faulting them in again can cost a
+/// third of a step.
 ///
-/// Environment: FLEET_TIMEOUT_S (limit of every call between ranks, 600), FLEET_BACKEND (gloo or nccl),
-/// FLEET_KEEP_PAGES=0 (leave malloc alone), FLEET_ADDRESS (this rank's own address).
+/// Environment: FLEET_TIMEOUT_S (limit of every call between ranks, 600), FLEET_BACKEND (gloo or
+/// nccl), FLEET_KEEP_PAGES=0 (leave malloc alone), FLEET_ADDRESS (this rank's own address).
 void init();
 void init(const RoleMaker& role);
 bool is_initialized();
 
-/// Leaves the group: waits for the others, then closes the connections. Without it, a rank that returns from
-/// main early may look like a failed one to the others.
+/// Leaves the group: waits for the others, then closes the connections. Without it, a rank that
+/// returns from main early may look like a failed one to the others.
 void shutdown();
 
 int worker_index();
@@ -31,7 +32,8 @@ int worker_num();
 bool is_first_worker();
 int local_worker_index();
 int local_worker_num();
-/// "host:port" per rank, as the launcher gave them, or else the addresses under which the ranks met.
+/// "host:port" per rank, as the launcher gave them, or else the addresses under which the ranks
+/// met.
 std::vector<std::string> worker_endpoints();
 void barrier_worker();
 

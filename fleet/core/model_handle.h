@@ -17,8 +17,8 @@ struct NamedTensor {
   torch::Tensor tensor;
 };
 
-/// Whatever a user calls "the model": a module, a holder made by TORCH_MODULE, or a shared pointer. A module
-/// passed by reference must outlive what is built on it; the others are kept alive.
+/// Whatever a user calls "the model": a module, a holder made by TORCH_MODULE, or a shared pointer.
+/// A module passed by reference must outlive what is built on it; the others are kept alive.
 ///
 ///   Net net;                                  // TORCH_MODULE(Net)
 ///   fleet::optim::Adam adam(net, {.lr = 1e-3});
@@ -31,7 +31,7 @@ class ModelHandle {
       : owner_(module), module_(module.get()) {}
 
   template <typename Holder>
-    requires requires(const Holder& holder) { holder.ptr().get(); }
+  requires requires(const Holder& holder) { holder.ptr().get(); }
   ModelHandle(const Holder& holder)  // NOLINT: implicit on purpose
       : owner_(holder.ptr()), module_(holder.ptr().get()) {}
 

@@ -202,8 +202,7 @@ void ParameterArena::end_window() {
     if (!gradient.defined() || !same_memory(gradient, spans_[i].gradient)) {
       throw Error("arena",
                   format("the gradient of '{}' was replaced: grad() is {}, not the arena's view",
-                         spans_[i].name,
-                         gradient.defined() ? "another tensor" : "undefined"),
+                         spans_[i].name, gradient.defined() ? "another tensor" : "undefined"),
                   "change gradients in place (grad().mul_(...)) instead of assigning to grad()");
     }
   }

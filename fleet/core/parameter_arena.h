@@ -18,14 +18,15 @@ struct ArenaSpan {
   std::string name;
   std::vector<std::string> aliases;  // further names of the same tensor, when modules share it
   torch::Tensor parameter;
-  torch::Tensor value;     // views of the group's buffers with the parameter's sizes and strides
+  torch::Tensor value;  // views of the group's buffers with the parameter's sizes and strides
   torch::Tensor gradient;
   size_t group = 0;
   int64_t offset = 0;
   int64_t numel = 0;
 };
 
-/// Parameters of one dtype on one device: flat buffers of equal length, spans in order of registration.
+/// Parameters of one dtype on one device: flat buffers of equal length, spans in order of
+/// registration.
 struct ArenaGroup {
   torch::Tensor values;
   torch::Tensor gradients;
@@ -33,15 +34,18 @@ struct ArenaGroup {
   size_t last_span = 0;  // one past
 };
 
-/// Holds a model's trainable parameters and their gradients in flat, 64-byte aligned buffers; the model's
-/// tensors become views of it, strides kept, so that channels-last stays channels-last. Reducing, averaging,
-/// clipping and updating are then single passes over memory, without gathering or scattering.
+/// Holds a model's trainable parameters and their gradients in flat, 64-byte aligned buffers; the
+/// model's tensors become views of it, strides kept, so that channels-last stays channels-last.
+/// Reducing, averaging, clipping and updating are then single passes over memory, without gathering
+/// or scattering.
 ///
-/// Gradients land in the arena while backward runs: the first of a window is copied in from the tensor that
-/// autograd made (cheaper than zeroing and adding), later ones are added in place by autograd itself.
+/// Gradients land in the arena while backward runs: the first of a window is copied in from the
+/// tensor that autograd made (cheaper than zeroing and adding), later ones are added in place by
+/// autograd itself.
 ///
-/// In front of the last group's gradients lies the `head`: a few floats that ranks sum together with the
-/// gradients at no extra cost (weights, losses, and one flag per parameter: did it get a gradient?).
+/// In front of the last group's gradients lies the `head`: a few floats that ranks sum together
+/// with the gradients at no extra cost (weights, losses, and one flag per parameter: did it get a
+/// gradient?).
 ///
 ///   ParameterArena arena(net);
 ///   arena.begin_window();
@@ -63,21 +67,26 @@ class ParameterArena {
   /// Zeroed buffers of the groups' lengths, for optimizer state.
   std::vector<torch::Tensor> make_state(torch::ScalarType dtype = torch::kFloat) const;
 
-  /// Forgets all gradients: `grad()` is undefined until the next backward, as after torch's own zero_grad.
+  /// Forgets all gradients: `grad()` is undefined until the next backward, as after torch's own
+  /// zero_grad.
   void begin_window();
 
-  /// Makes the gradients whole: zeros where none landed, `grad()` a view of the arena everywhere. Throws
-  /// when somebody replaced a `grad()` after backward, for then the arena no longer holds the gradient.
+  /// Makes the gradients whole: zeros where none landed, `grad()` a view of the arena everywhere.
+  /// Throws when somebody replaced a `grad()` after backward, for then the arena no longer holds
+  /// the gradient.
   void end_window();
 
   bool has_gradient(size_t span) const { return landed_[span]; }
 
-  /// `listener(span)` runs inside backward each time a gradient has landed, under a lock: one at a time.
+  /// `listener(span)` runs inside backward each time a gradient has landed, under a lock: one at a
+  /// time.
   void set_listener(std::function<void(size_t)> listener);
 
-  /// Floats in front of the last group's gradients: `kHeadScalars` for the update, then one per span.
+  /// Floats in front of the last group's gradients: `kHeadScalars` for the update, then one per
+  /// span.
   torch::Tensor head() const { return head_; }
-  /// `head` and the first `elements` of the last group's gradients as one tensor, to be reduced together.
+  /// `head` and the first `elements` of the last group's gradients as one tensor, to be reduced
+  /// together.
   torch::Tensor head_and_gradients(int64_t elements) const;
   static constexpr int64_t kHeadScalars = 4;
 

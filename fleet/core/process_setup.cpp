@@ -14,8 +14,8 @@
 namespace fleet {
 namespace {
 
-// glibc maps blocks above 32 MB and unmaps them on free, so that every large activation is faulted in anew in
-// each step. With these limits freed blocks stay in the heap and are used again.
+// glibc maps blocks above 32 MB and unmaps them on free, so that every large activation is faulted
+// in anew in each step. With these limits freed blocks stay in the heap and are used again.
 bool keep_pages() {
   const char* told = std::getenv("FLEET_KEEP_PAGES");
   if (told != nullptr && std::string(told) == "0") return false;

@@ -19,8 +19,8 @@ struct GradientHook::State {
 GradientHook::GradientHook(const torch::Tensor& parameter, std::function<void()> landed)
     : state_(std::make_unique<State>()) {
   state_->node = torch::autograd::impl::grad_accumulator(parameter);
-  state_->key = state_->node->add_post_hook(
-      std::make_unique<torch::autograd::utils::LambdaPostHook>(
+  state_->key =
+      state_->node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
           [landed = std::move(landed)](const torch::autograd::variable_list& outputs,
                                        const torch::autograd::variable_list&) {
             landed();

@@ -1,6 +1,7 @@
 #pragma once
 
-// Everything in Fleet that depends on the version of LibTorch, or reaches below its public C++ API, is here.
+// Everything in Fleet that depends on the version of LibTorch, or reaches below its public C++ API,
+// is here.
 
 #include <functional>
 #include <memory>
@@ -15,9 +16,9 @@
 
 namespace fleet::compat {
 
-/// Calls `landed` each time autograd has put a gradient into `parameter.grad()`, inside backward, on the
-/// thread that computed it. Ends with the handle. LibTorch offers this only on the node that accumulates
-/// into a leaf, and holds that node weakly: the handle keeps it alive.
+/// Calls `landed` each time autograd has put a gradient into `parameter.grad()`, inside backward,
+/// on the thread that computed it. Ends with the handle. LibTorch offers this only on the node that
+/// accumulates into a leaf, and holds that node weakly: the handle keeps it alive.
 class GradientHook {
  public:
   GradientHook() = default;
@@ -32,8 +33,8 @@ class GradientHook {
 };
 
 /// While it lives, ops that this thread calls pass through the kernels that Fleet registered with
-/// FLEET_INTERCEPT_KEY, above autograd and autocast, as the user called them. Ops without such a kernel fall
-/// through to the engine.
+/// FLEET_INTERCEPT_KEY, above autograd and autocast, as the user called them. Ops without such a
+/// kernel fall through to the engine.
 class InterceptScope {
  public:
   InterceptScope() = default;

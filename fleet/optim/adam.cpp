@@ -10,11 +10,13 @@ Adam::Adam(ModelHandle model, const AdamOptions& options)
     : Optimizer(std::move(model), options.lr), options_(options) {
   std::vector<std::string> problems;
   const auto unit = [&](const char* what, double value) {
-    if (!(value >= 0 && value < 1)) problems.push_back(format("{} {} is outside [0, 1)", what, value));
+    if (!(value >= 0 && value < 1))
+      problems.push_back(format("{} {} is outside [0, 1)", what, value));
   };
   unit("beta1", options.beta1);
   unit("beta2", options.beta2);
-  if (!(options.epsilon > 0)) problems.push_back(format("epsilon {} is not above 0", options.epsilon));
+  if (!(options.epsilon > 0))
+    problems.push_back(format("epsilon {} is not above 0", options.epsilon));
   if (!(options.weight_decay >= 0)) {
     problems.push_back(format("weight_decay {} is negative", options.weight_decay));
   }

@@ -11,8 +11,8 @@ struct MomentumOptions {
   bool use_nesterov = false;
 };
 
-/// d = g + weight_decay * p;  v = momentum * v + d;  p -= lr * v, or lr * (d + momentum * v) with Nesterov's
-/// look-ahead. The learning rate stays outside the velocity, as in torch.
+/// d = g + weight_decay * p;  v = momentum * v + d;  p -= lr * v, or lr * (d + momentum * v) with
+/// Nesterov's look-ahead. The learning rate stays outside the velocity, as in torch.
 class Momentum : public Optimizer {
  public:
   Momentum(ModelHandle model, const MomentumOptions& options = {});

@@ -18,7 +18,8 @@ std::vector<UpdateRange> update_ranges(const ParameterArena& arena, const std::v
         open = false;
         continue;
       }
-      const int64_t end = i + 1 < group.last_span ? arena.spans()[i + 1].offset : group.values.numel();
+      const int64_t end =
+          i + 1 < group.last_span ? arena.spans()[i + 1].offset : group.values.numel();
       if (!open) ranges.push_back({g, arena.spans()[i].offset, end});
       ranges.back().end = end;
       open = true;
@@ -27,12 +28,15 @@ std::vector<UpdateRange> update_ranges(const ParameterArena& arena, const std::v
   return ranges;
 }
 
-Optimizer::Optimizer(ModelHandle model, double lr) : model_(std::move(model)), lr_(lr) { set_lr(lr); }
+Optimizer::Optimizer(ModelHandle model, double lr) : model_(std::move(model)), lr_(lr) {
+  set_lr(lr);
+}
 Optimizer::~Optimizer() = default;
 
 void Optimizer::set_lr(double lr) {
   if (!std::isfinite(lr) || lr < 0) {
-    throw Error("optim", format("the learning rate is {}", lr), "use a finite number of at least 0");
+    throw Error("optim", format("the learning rate is {}", lr),
+                "use a finite number of at least 0");
   }
   lr_ = lr;
 }

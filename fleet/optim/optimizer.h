@@ -28,8 +28,9 @@ struct NamedState {
   std::vector<torch::Tensor> groups;
 };
 
-/// Updates an arena's parameters from its gradients. An optimizer is made with the model and bound to the arena
-/// by `bind`, which `distributed_optimizer` does; alone, it is used with an arena of its own:
+/// Updates an arena's parameters from its gradients. An optimizer is made with the model and bound
+/// to the arena by `bind`, which `distributed_optimizer` does; alone, it is used with an arena of
+/// its own:
 ///
 ///   optim::Momentum momentum(net, {.lr = 0.1});
 ///   ParameterArena arena(net);
@@ -60,7 +61,8 @@ class Optimizer {
 
   /// Names of the state tensors that the arena is to hold for this optimizer.
   virtual std::vector<std::string> state_names() const = 0;
-  /// Updates one run. `state` holds the same run of every state tensor, in the order of `state_names`.
+  /// Updates one run. `state` holds the same run of every state tensor, in the order of
+  /// `state_names`.
   virtual void update(const torch::Tensor& values, const torch::Tensor& gradients,
                       std::vector<torch::Tensor>& state) = 0;
 

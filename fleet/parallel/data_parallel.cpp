@@ -33,7 +33,8 @@ uint64_t hash(std::string_view text) {
 
 std::string describe(const NamedTensor& item) {
   std::string sizes;
-  for (const auto size : item.tensor.sizes()) sizes += format("{}{}", sizes.empty() ? "" : "x", size);
+  for (const auto size : item.tensor.sizes())
+    sizes += format("{}{}", sizes.empty() ? "" : "x", size);
   return format("{} {} [{}]{}", item.name, c10::toString(item.tensor.scalar_type()), sizes,
                 item.tensor.requires_grad() ? "" : " frozen");
 }
@@ -48,8 +49,8 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
     const auto b = counts[rank].item<int64_t>();
     if (a != b) {
       throw Error("data_parallel",
-                  format("the models differ: rank 0 has {} parameters and buffers, rank {} has {}", a,
-                         rank, b),
+                  format("the models differ: rank 0 has {} parameters and buffers, rank {} has {}",
+                         a, rank, b),
                   "build the same model on every rank");
     }
   }
@@ -61,10 +62,11 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
     const auto differ = (hashes[0] != hashes[rank]).nonzero();
     if (differ.numel() == 0) continue;
     const auto& item = tensors[static_cast<size_t>(differ[0][0].item<int64_t>())];
-    throw Error("data_parallel",
-                format("the models of rank 0 and rank {} differ at '{}'; on rank {} it is {}", rank,
-                       item.name, comm.rank(), describe(item)),
-                "build the same model on every rank: same names, shapes, types and frozen parameters");
+    throw Error(
+        "data_parallel",
+        format("the models of rank 0 and rank {} differ at '{}'; on rank {} it is {}", rank,
+               item.name, comm.rank(), describe(item)),
+        "build the same model on every rank: same names, shapes, types and frozen parameters");
   }
 }
 
@@ -76,8 +78,8 @@ std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallel
   const auto bytes = [&](size_t i) {
     return static_cast<double>(spans[i].numel * spans[i].parameter.element_size());
   };
-  // The first parameters of the model get their gradients last: what can be kept back for the small last
-  // bucket, from the front of the last group.
+  // The first parameters of the model get their gradients last: what can be kept back for the small
+  // last bucket, from the front of the last group.
   const size_t last_group_first = arena.groups().back().first_span;
   size_t tail_end = last_group_first;
   if (options.fuse_all_reduce_ops) {
@@ -129,10 +131,11 @@ DataParallel::DataParallel(ParameterArena& arena, std::shared_ptr<comm::Communic
   arrived_.resize(arena_.spans().size());
   arena_.set_listener([this](size_t span) { on_gradient(span); });
   if (comm_->size() > 1) {
-    log::info("data_parallel",
-              format("Find all_reduce operators: {}. To make the speed faster, some all_reduce ops are "
-                     "fused during training, after fusion, the number of all_reduce ops is {}.",
-                     arena_.spans().size(), buckets_.size()));
+    log::info(
+        "data_parallel",
+        format("Find all_reduce operators: {}. To make the speed faster, some all_reduce ops are "
+               "fused during training, after fusion, the number of all_reduce ops is {}.",
+               arena_.spans().size(), buckets_.size()));
   }
 }
 
@@ -169,9 +172,7 @@ void DataParallel::listen(double weight, double loss) {
   listening_ = true;
 }
 
-void DataParallel::sit_out() {
-  listen(0, 0);
-}
+void DataParallel::sit_out() { listen(0, 0); }
 
 void DataParallel::on_gradient(size_t span) {
   if (!listening_ || arrived_[span]) return;
@@ -212,7 +213,8 @@ void DataParallel::launch(size_t index) {
   const bool head_apart =
       half || arena_.groups()[buckets_[index].group].values.scalar_type() != torch::kFloat;
   if (is_last && head_apart) {
-    pending_.push_back(comm_->all_reduce_async(arena_.head(), comm::ReduceOp::kSum, "the update's head"));
+    pending_.push_back(
+        comm_->all_reduce_async(arena_.head(), comm::ReduceOp::kSum, "the update's head"));
   }
   torch::Tensor sent;
   if (half) {
@@ -240,7 +242,8 @@ ReducedHead DataParallel::read_head() const {
 ReducedHead DataParallel::wait() {
   FLEET_ASSERT(listening_, "wait() without listen()");
   listening_ = false;
-  // A replaced gradient is this rank's error, but the others wait for its buckets: send first, throw then.
+  // A replaced gradient is this rank's error, but the others wait for its buckets: send first,
+  // throw then.
   std::exception_ptr own_error;
   try {
     arena_.end_window();
@@ -260,7 +263,8 @@ ReducedHead DataParallel::wait() {
     fill_head();
   }
   pending_.clear();
-  exposed_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  exposed_seconds_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (own_error) std::rethrow_exception(own_error);
 
   auto head = read_head();
@@ -270,12 +274,13 @@ ReducedHead DataParallel::wait() {
       if (!head.used[i]) unused.push_back(arena_.spans()[i].name);
     }
     if (!unused.empty()) {
-      throw Error::all("data_parallel",
-                       format("{} of {} parameters got no gradient on any rank:", unused.size(),
-                              head.used.size()),
-                       unused,
-                       "leave them out of the model, freeze them, or set find_unused_parameters, which "
-                       "leaves them as they are");
+      throw Error::all(
+          "data_parallel",
+          format("{} of {} parameters got no gradient on any rank:", unused.size(),
+                 head.used.size()),
+          unused,
+          "leave them out of the model, freeze them, or set find_unused_parameters, which "
+          "leaves them as they are");
     }
   }
   return head;

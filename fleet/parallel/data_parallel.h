@@ -13,14 +13,16 @@
 namespace fleet {
 
 struct DataParallelOptions {
-  bool fuse_all_reduce_ops = true;       // off: one all-reduce per parameter
-  double fuse_grad_size_in_MB = 32;      // MiB of one fused all-reduce
-  double last_comm_group_size_MB = 1;    // MiB of the last one, which nothing hides
-  bool fp16_allreduce = false;           // send gradients as half, at half the traffic
-  bool find_unused_parameters = false;   // on: parameters without a gradient on any rank are left alone
+  bool fuse_all_reduce_ops = true;     // off: one all-reduce per parameter
+  double fuse_grad_size_in_MB = 32;    // MiB of one fused all-reduce
+  double last_comm_group_size_MB = 1;  // MiB of the last one, which nothing hides
+  bool fp16_allreduce = false;         // send gradients as half, at half the traffic
+  bool find_unused_parameters =
+      false;  // on: parameters without a gradient on any rank are left alone
 };
 
-/// A contiguous span of gradients that is reduced at once. The last one to be reduced also holds the head.
+/// A contiguous span of gradients that is reduced at once. The last one to be reduced also holds
+/// the head.
 struct Bucket {
   size_t group = 0;
   int64_t begin = 0;  // elements of the group
@@ -28,7 +30,8 @@ struct Bucket {
   std::vector<size_t> spans;
 };
 
-/// Cuts an arena into buckets in the order in which backward fills them: from the last parameter to the first.
+/// Cuts an arena into buckets in the order in which backward fills them: from the last parameter to
+/// the first.
 std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallelOptions& options);
 
 /// What the ranks know of each other's gradients after `wait`.
@@ -39,12 +42,13 @@ struct ReducedHead {
   std::vector<bool> used;  // per span: some rank had a gradient
 };
 
-/// Sums gradients over the ranks while backward is still running. Each bucket is a span of the gradient arena,
-/// sent from where it lies as soon as its last gradient has landed, in the same order on every rank; nothing
-/// is copied. Afterwards every rank holds the same gradients, bit for bit.
+/// Sums gradients over the ranks while backward is still running. Each bucket is a span of the
+/// gradient arena, sent from where it lies as soon as its last gradient has landed, in the same
+/// order on every rank; nothing is copied. Afterwards every rank holds the same gradients, bit for
+/// bit.
 ///
-/// A parameter that got no gradient on this rank counts as zeros; one that got none on any rank is an error
-/// that names it, or, with `find_unused_parameters`, is reported in `ReducedHead::used`.
+/// A parameter that got no gradient on this rank counts as zeros; one that got none on any rank is
+/// an error that names it, or, with `find_unused_parameters`, is reported in `ReducedHead::used`.
 ///
 ///   DataParallel parallel(arena, comm, {});
 ///   parallel.broadcast(net);                  // all ranks start alike
@@ -63,7 +67,8 @@ class DataParallel {
   /// Checks that all ranks hold the same model, then gives them rank 0's parameters and buffers.
   void broadcast(const ModelHandle& model);
 
-  /// From here on the gradients that land are final, and are sent. `weight` and `loss` are summed along.
+  /// From here on the gradients that land are final, and are sent. `weight` and `loss` are summed
+  /// along.
   void listen(double weight = 1, double loss = 0);
   /// A rank without samples takes part with zeros, without a backward.
   void sit_out();

@@ -40,7 +40,8 @@ struct Statistics {
   double count = 0;
 };
 
-// Means and variances of unequal parts combine exactly (Chan, Golub, LeVeque 1979); in double, since C is small.
+// Means and variances of unequal parts combine exactly (Chan, Golub, LeVeque 1979); in double,
+// since C is small.
 Statistics over_all_ranks(comm::Communicator& comm, const Tensor& x) {
   const auto dims = all_but_channels(x);
   const auto [var, mean] = torch::var_mean(x.to(torch::kFloat), dims, /*unbiased=*/false);
@@ -96,8 +97,8 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
     const auto& weight = saved[1];
     const auto& mean = saved[2];
     const auto& invstd = saved[3];
-    const auto holder = c10::static_intrusive_pointer_cast<CommHolder>(
-        ctx->saved_data["comm"].toCapsule());
+    const auto holder =
+        c10::static_intrusive_pointer_cast<CommHolder>(ctx->saved_data["comm"].toCapsule());
     const double count = ctx->saved_data["count"].toDouble();
 
     const auto dims = all_but_channels(x);
@@ -135,14 +136,15 @@ Tensor batch_norm(const Tensor& input, const std::optional<Tensor>& weight,
                               running_var.value_or(Tensor()), momentum, eps, t_comm);
 }
 
-// The engine computes instance norm by calling batch norm on a reshaped input; that one is not to be synced.
+// The engine computes instance norm by calling batch norm on a reshaped input; that one is not to
+// be synced.
 Tensor instance_norm(const Tensor& input, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
                      const std::optional<Tensor>& running_var, bool use_input_stats,
                      double momentum, double eps, bool cudnn_enabled) {
   const compat::NoInterceptScope engine;
-  return at::instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum,
-                           eps, cudnn_enabled);
+  return at::instance_norm(input, weight, bias, running_mean, running_var, use_input_stats,
+                           momentum, eps, cudnn_enabled);
 }
 
 }  // namespace

@@ -8,12 +8,13 @@
 
 namespace fleet {
 
-/// While it lives, every batch norm that this thread runs in training mode takes its statistics over the samples
-/// of all ranks, each rank weighed by how many it has; the model needs no change. Running statistics stay the
-/// same on all ranks. Costs one small all-gather per layer forward and one all-reduce backward.
+/// While it lives, every batch norm that this thread runs in training mode takes its statistics
+/// over the samples of all ranks, each rank weighed by how many it has; the model needs no change.
+/// Running statistics stay the same on all ranks. Costs one small all-gather per layer forward and
+/// one all-reduce backward.
 ///
-/// All ranks must run the same layers, with at least one sample each. `comm` must be a group of its own
-/// (Communicator::duplicate): its calls mix with the gradients' in an order of their own.
+/// All ranks must run the same layers, with at least one sample each. `comm` must be a group of its
+/// own (Communicator::duplicate): its calls mix with the gradients' in an order of their own.
 ///
 ///   SyncBatchNormScope scope(comm);
 ///   auto loss = net->forward(x);   // backward may run after the scope

@@ -21,11 +21,12 @@ double seconds_since(Clock::time_point begin) {
 
 void check_loss(const torch::Tensor& loss, double weight) {
   if (!loss.defined() || loss.numel() != 1) {
-    throw Error("minimize",
-                loss.defined() ? format("the loss has {} elements, and only one number can be minimized",
-                                        loss.numel())
-                               : std::string("the closure returned an undefined tensor"),
-                "return a mean (torch::mean), or WeightedLoss{.sum, .weight}");
+    throw Error(
+        "minimize",
+        loss.defined()
+            ? format("the loss has {} elements, and only one number can be minimized", loss.numel())
+            : std::string("the closure returned an undefined tensor"),
+        "return a mean (torch::mean), or WeightedLoss{.sum, .weight}");
   }
   if (!loss.requires_grad()) {
     throw Error("minimize", "the loss does not depend on any trainable parameter",
@@ -45,8 +46,9 @@ struct DistributedOptimizer::State {
   std::shared_ptr<comm::Communicator> norm_comm;  // for sync_batch_norm
   std::unique_ptr<ParameterArena> arena;
   std::unique_ptr<DataParallel> parallel;
-  // Losses are divided by this before backward, so that gradients come out as means without another pass:
-  // the ranks' usual weight together, agreed on once. Where a window weighs otherwise it is corrected.
+  // Losses are divided by this before backward, so that gradients come out as means without another
+  // pass: the ranks' usual weight together, agreed on once. Where a window weighs otherwise it is
+  // corrected.
   double usual_weight = 0;
   double total_seconds = 0;
 
@@ -69,8 +71,8 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
                                            std::shared_ptr<comm::Communicator> comm)
     : state_(std::make_unique<State>()) {
   auto& s = *state_;
-  const auto remarks =
-      check(strategy, {.world_size = comm->size(), .optimizer_name = std::string(optimizer->name())});
+  const auto remarks = check(
+      strategy, {.world_size = comm->size(), .optimizer_name = std::string(optimizer->name())});
   auto resolved = strategy.resolved();
   s.strategy = std::move(resolved.strategy);
   s.optimizer = std::move(optimizer);
@@ -104,7 +106,8 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples,
                                                     const std::function<Loss()>& loss) {
   if (samples > 0) return update({{.weight = static_cast<double>(samples), .loss = loss}});
   if (state_->strategy.sync_batch_norm) {
-    throw Error("minimize", "this rank has an empty batch, and sync_batch_norm needs samples on every rank",
+    throw Error("minimize",
+                "this rank has an empty batch, and sync_batch_norm needs samples on every rank",
                 "drop the last short batch");
   }
   return update({});
@@ -132,8 +135,8 @@ DistributedOptimizer::PartLoss DistributedOptimizer::forward(const Part& part) {
   const auto value = result.value.item<double>();
   if (!std::isfinite(value)) {
     throw Error("minimize",
-                format("the loss is {} at update {} on rank {}; nothing was updated", value, updates() + 1,
-                       state_->comm->rank()),
+                format("the loss is {} at update {} on rank {}; nothing was updated", value,
+                       updates() + 1, state_->comm->rank()),
                 "lower the learning rate, warm it up, or look for bad samples");
   }
   result.sum = value * result.to_sum;

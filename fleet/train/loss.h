@@ -7,8 +7,8 @@
 
 namespace fleet {
 
-/// A loss summed over samples, and what the samples weigh together (tokens, say). Batches of unequal weight
-/// then add up exactly, over micro-batches and over ranks.
+/// A loss summed over samples, and what the samples weigh together (tokens, say). Batches of
+/// unequal weight then add up exactly, over micro-batches and over ranks.
 ///
 ///   return fleet::WeightedLoss{.sum = token_losses.sum(), .weight = tokens};
 struct WeightedLoss {

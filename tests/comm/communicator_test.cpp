@@ -1,8 +1,8 @@
 #include "fleet/comm/communicator.h"
 
-#include <gtest/gtest.h>
-
 #include <mutex>
+
+#include <gtest/gtest.h>
 
 #include "tests/support/thread_ranks.h"
 
@@ -18,7 +18,8 @@ TEST_P(CommunicatorTest, ReducesEveryTypeByEveryOperation) {
   const int size = GetParam();
   run_ranks(size, [&](const testing::Comm& comm) {
     const double n = size;
-    for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf, torch::kLong}) {
+    for (const auto dtype :
+         {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf, torch::kLong}) {
       const auto own = torch::arange(1, 6).to(dtype) + comm->rank();
       auto sum = own.clone();
       comm->all_reduce(sum, ReduceOp::kSum, "a sum");
@@ -40,7 +41,8 @@ TEST_P(CommunicatorTest, BroadcastsGathersAndMeets) {
     auto word = torch::full({3}, comm->rank(), torch::kLong);
     comm->broadcast(word, root, "a word");
     EXPECT_EQ(word[1].item<int64_t>(), root);
-    const auto all = comm->all_gather(torch::full({2, 2}, static_cast<float>(comm->rank())), "words");
+    const auto all =
+        comm->all_gather(torch::full({2, 2}, static_cast<float>(comm->rank())), "words");
     ASSERT_EQ(all.size(0), comm->size());
     for (int rank = 0; rank < comm->size(); ++rank) EXPECT_EQ(all[rank][1][1].item<float>(), rank);
     comm->barrier("the end");
@@ -57,7 +59,8 @@ TEST_P(CommunicatorTest, RunsSeveralAtOnceInOrder) {
     }
     for (auto& item : pending) item.wait();
     for (int i = 0; i < 20; ++i) {
-      EXPECT_EQ(tensors[static_cast<size_t>(i)][0].item<float>(), static_cast<float>(i * comm->size()));
+      EXPECT_EQ(tensors[static_cast<size_t>(i)][0].item<float>(),
+                static_cast<float>(i * comm->size()));
       EXPECT_TRUE(pending[static_cast<size_t>(i)].done());
     }
   });
@@ -93,17 +96,21 @@ TEST(CommunicatorTest, SaysWhatCannotBeSent) {
               comm.all_reduce(torch::ones({4, 4}).t().narrow(0, 0, 2), ReduceOp::kSum, "x");
             }).find("all_reduce: the tensor is not contiguous"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { comm.broadcast(torch::ones({2}, torch::kBool), 0, "x"); })
-                .find("broadcast: Bool tensors cannot be sent"),
+  EXPECT_NE(error_of([&] {
+              comm.broadcast(torch::ones({2}, torch::kBool), 0, "x");
+            }).find("broadcast: Bool tensors cannot be sent"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
               comm.all_reduce(torch::ones({2}, torch::kLong), ReduceOp::kAvg, "x");
             }).find("the average of int64 would be cut off"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { comm.broadcast(torch::ones({2}), 3, "x"); }).find("there is no rank 3 among 1"),
+  EXPECT_NE(error_of([&] {
+              comm.broadcast(torch::ones({2}), 3, "x");
+            }).find("there is no rank 3 among 1"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { comm.all_reduce(torch::Tensor(), ReduceOp::kSum, "x"); }).find("undefined"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { comm.all_reduce(torch::Tensor(), ReduceOp::kSum, "x"); }).find("undefined"),
+      std::string::npos);
 }
 
 TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
@@ -126,7 +133,9 @@ TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
         text = error;
       },
       {.timeout = std::chrono::milliseconds(1000)});
-  EXPECT_NE(text.find("rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float"), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float"),
+            std::string::npos)
+      << text;
   EXPECT_NE(text.find("(since "), std::string::npos) << text;
   EXPECT_NE(text.find("rank 1 ("), std::string::npos) << text;
   EXPECT_NE(text.find("has not come this far: it is at its call 1 ('barrier (both are here)')"),
@@ -136,8 +145,9 @@ TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
 
 TEST(CommunicatorTest, KnowsItsBackends) {
   auto store = Store::in_memory();
-  EXPECT_NE(error_of([&] { Communicator comm(store, 0, 2, {.backend = "mpi"}); })
-                .find("there is no backend 'mpi'"),
+  EXPECT_NE(error_of([&] {
+              Communicator comm(store, 0, 2, {.backend = "mpi"});
+            }).find("there is no backend 'mpi'"),
             std::string::npos);
 }
 

@@ -32,9 +32,13 @@ TEST(RoleMakerTest, IsOneProcessWithoutALauncher) {
 }
 
 TEST(RoleMakerTest, ReadsTorchrun) {
-  const auto role = made_from({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"},
-                               {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"},
-                               {"MASTER_PORT", "29500"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+  const auto role = made_from({{"RANK", "3"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},
+                               {"LOCAL_WORLD_SIZE", "2"},
+                               {"MASTER_ADDR", "10.0.0.1"},
+                               {"MASTER_PORT", "29500"},
+                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                {"TORCHELASTIC_RESTART_COUNT", "2"}});
   EXPECT_EQ(role.rank, 3);
   EXPECT_EQ(role.world_size, 4);
@@ -59,9 +63,12 @@ TEST(RoleMakerTest, ReadsPaddle) {
 }
 
 TEST(RoleMakerTest, ReadsASlurmStepAndDerivesThePlaceToMeet) {
-  const Variables step = {{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "8"},
-                          {"SLURM_LOCALID", "1"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
-                          {"SLURM_STEP_NODELIST", "gpu[03-04]"}, {"SLURM_JOB_ID", "77"},
+  const Variables step = {{"SLURM_PROCID", "5"},
+                          {"SLURM_STEP_NUM_TASKS", "8"},
+                          {"SLURM_LOCALID", "1"},
+                          {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
+                          {"SLURM_STEP_NODELIST", "gpu[03-04]"},
+                          {"SLURM_JOB_ID", "77"},
                           {"SLURM_STEP_ID", "0"}};
   const auto role = made_from(step);
   EXPECT_EQ(role.rank, 5);
@@ -77,21 +84,28 @@ TEST(RoleMakerTest, ABatchScriptWithoutSrunIsOneProcess) {
 }
 
 TEST(RoleMakerTest, ReadsOpenMpi) {
-  const auto role = made_from({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
+  const auto role = made_from({{"OMPI_COMM_WORLD_RANK", "1"},
+                               {"OMPI_COMM_WORLD_SIZE", "2"},
                                {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "job"}});
+                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                               {"PMIX_NAMESPACE", "job"}});
   EXPECT_EQ(role.rank, 1);
   EXPECT_EQ(role.master_address, "127.0.0.1");
-  const auto text = error_of({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"},
+  const auto text = error_of({{"OMPI_COMM_WORLD_RANK", "1"},
+                              {"OMPI_COMM_WORLD_SIZE", "4"},
                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   EXPECT_NE(text.find("-x MASTER_ADDR"), std::string::npos) << text;
 }
 
 TEST(RoleMakerTest, ShowsBothOfContradictingVariables) {
-  const auto text = error_of({{"RANK", "0"}, {"PADDLE_TRAINER_ID", "1"}, {"WORLD_SIZE", "2"},
+  const auto text = error_of({{"RANK", "0"},
+                              {"PADDLE_TRAINER_ID", "1"},
+                              {"WORLD_SIZE", "2"},
                               {"PADDLE_TRAINERS_NUM", "4"}});
-  EXPECT_NE(text.find("RANK=0 and PADDLE_TRAINER_ID=1 contradict each other"), std::string::npos) << text;
-  EXPECT_NE(text.find("WORLD_SIZE=2 and PADDLE_TRAINERS_NUM=4 contradict"), std::string::npos) << text;
+  EXPECT_NE(text.find("RANK=0 and PADDLE_TRAINER_ID=1 contradict each other"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("WORLD_SIZE=2 and PADDLE_TRAINERS_NUM=4 contradict"), std::string::npos)
+      << text;
 }
 
 TEST(RoleMakerTest, ReportsEverythingThatIsWrongAtOnce) {

@@ -35,8 +35,8 @@ struct MixedImpl : torch::nn::Module {
   }
   torch::Tensor loss(const torch::Tensor& x) {
     return conv(x).square().mean() + half.to(torch::kFloat).square().sum() +
-           wide.square().sum().to(torch::kFloat) + (transposed * frozen[0]).square().sum() + scalar * 3 +
-           empty.sum();
+           wide.square().sum().to(torch::kFloat) + (transposed * frozen[0]).square().sum() +
+           scalar * 3 + empty.sum();
   }
   torch::nn::Conv2d conv{nullptr};
   torch::Tensor half, wide, transposed, scalar, empty, frozen;
@@ -77,8 +77,8 @@ TEST(ParameterArenaTest, SpansAreAlignedDisjointAndBackedByTheFlatBuffers) {
     const auto& group = arena.groups()[span.group];
     EXPECT_EQ(reinterpret_cast<uintptr_t>(span.parameter.data_ptr()) % 64, 0u) << span.name;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(span.gradient.data_ptr()) % 64, 0u) << span.name;
-    EXPECT_TRUE(span.parameter.numel() == 0 ||
-                span.parameter.is_alias_of(group.values)) << span.name;
+    EXPECT_TRUE(span.parameter.numel() == 0 || span.parameter.is_alias_of(group.values))
+        << span.name;
   }
   const torch::NoGradGuard no_grad;
   for (const auto& group : arena.groups()) group.values.fill_(5);

@@ -18,7 +18,8 @@ torch::nn::Sequential make_net() {
 
 // Steps Fleet's and torch's optimizer side by side on the same losses, with a changing rate.
 template <typename Make>
-void expect_like_torch(Make make, torch::optim::Optimizer& theirs, torch::nn::Sequential their_net) {
+void expect_like_torch(Make make, torch::optim::Optimizer& theirs,
+                       torch::nn::Sequential their_net) {
   auto net = make_net();
   std::unique_ptr<Optimizer> ours = make(net);
   ParameterArena arena(net);
@@ -46,19 +47,22 @@ void expect_like_torch(Make make, torch::optim::Optimizer& theirs, torch::nn::Se
 TEST(OptimizerTest, SgdStepsLikeTorch) {
   auto net = make_net();
   torch::optim::SGD theirs(net->parameters(), torch::optim::SGDOptions(0.1).weight_decay(0.01));
-  expect_like_torch([](auto n) { return std::make_unique<SGD>(n, SgdOptions{.lr = 0.1, .weight_decay = 0.01}); },
-                    theirs, net);
+  expect_like_torch(
+      [](auto n) { return std::make_unique<SGD>(n, SgdOptions{.lr = 0.1, .weight_decay = 0.01}); },
+      theirs, net);
 }
 
 TEST(OptimizerTest, MomentumStepsLikeTorchWithAndWithoutNesterov) {
   for (const bool nesterov : {false, true}) {
     auto net = make_net();
     torch::optim::SGD theirs(
-        net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01).nesterov(nesterov));
+        net->parameters(),
+        torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01).nesterov(nesterov));
     expect_like_torch(
         [&](auto n) {
           return std::make_unique<Momentum>(
-              n, MomentumOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .use_nesterov = nesterov});
+              n, MomentumOptions{
+                     .lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .use_nesterov = nesterov});
         },
         theirs, net);
   }
@@ -70,7 +74,8 @@ TEST(OptimizerTest, AdamStepsLikeTorch) {
                             torch::optim::AdamOptions(0.1).weight_decay(0.01).betas({0.8, 0.99}));
   expect_like_torch(
       [](auto n) {
-        return std::make_unique<Adam>(n, AdamOptions{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.99, .weight_decay = 0.01});
+        return std::make_unique<Adam>(
+            n, AdamOptions{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.99, .weight_decay = 0.01});
       },
       theirs, net);
 }
@@ -101,12 +106,14 @@ TEST(OptimizerTest, RefusesOptionsThatMakeNoSenseAllAtOnce) {
     }
     return "";
   };
-  EXPECT_NE(error_of([&] { SGD sgd(net, {.lr = -1}); }).find("the learning rate is -1"), std::string::npos);
+  EXPECT_NE(error_of([&] { SGD sgd(net, {.lr = -1}); }).find("the learning rate is -1"),
+            std::string::npos);
   const auto text = error_of([&] { Adam adam(net, {.beta1 = 1, .epsilon = 0}); });
   EXPECT_NE(text.find("beta1 1 is outside [0, 1)"), std::string::npos) << text;
   EXPECT_NE(text.find("epsilon 0 is not above 0"), std::string::npos) << text;
-  EXPECT_NE(error_of([&] { Momentum m(net, {.momentum = 0, .use_nesterov = true}); }).find("looks ahead"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { Momentum m(net, {.momentum = 0, .use_nesterov = true}); }).find("looks ahead"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 #include "fleet/parallel/data_parallel.h"
 
+#include <mutex>
+
 #include <gtest/gtest.h>
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
-
-#include <mutex>
 
 #include "tests/support/thread_ranks.h"
 
@@ -81,11 +81,12 @@ TEST_P(DataParallelTest, GivesEveryRankTheMeanGradientBitForBitAlike) {
       run_ranks(ranks, [&](const testing::Comm& comm) {
         Net net(7 + static_cast<uint64_t>(comm->rank()), double_head);
         ParameterArena arena(net);
-        DataParallel parallel(arena, comm,
-                              {.fuse_grad_size_in_MB = bucket_mb, .last_comm_group_size_MB = 0.0001});
+        DataParallel parallel(
+            arena, comm, {.fuse_grad_size_in_MB = bucket_mb, .last_comm_group_size_MB = 0.0001});
         parallel.broadcast(net);
         EXPECT_EQ(net->named_buffers()["counter"].item<int64_t>(), 7);
-        for (int step = 0; step < 2; ++step) {  // the second one must not see the first one's gradients
+        for (int step = 0; step < 2;
+             ++step) {  // the second one must not see the first one's gradients
           arena.begin_window();
           parallel.listen();
           (net->forward(sample(comm->rank()), true) / comm->size()).backward();
@@ -141,7 +142,8 @@ TEST(DataParallelTest, NamesParametersThatNoRankUses) {
     errors.push_back(text);
   });
   for (const auto& text : errors) {  // every rank says the same
-    EXPECT_NE(text.find("2 of 8 parameters got no gradient on any rank"), std::string::npos) << text;
+    EXPECT_NE(text.find("2 of 8 parameters got no gradient on any rank"), std::string::npos)
+        << text;
     EXPECT_NE(text.find("spare.weight"), std::string::npos) << text;
     EXPECT_NE(text.find("find_unused_parameters"), std::string::npos) << text;
   }
@@ -201,7 +203,8 @@ TEST(DataParallelTest, RefusesModelsThatDiffer) {
 }
 
 TEST(DataParallelTest, CutsResNet50sParametersIntoTheGuidesFiveBuckets) {
-  // ResNet50's 161 parameter tensors: 7x7 stem, blocks of 1x1, 3x3, 1x1 convolutions with norms, classifier.
+  // ResNet50's 161 parameter tensors: 7x7 stem, blocks of 1x1, 3x3, 1x1 convolutions with norms,
+  // classifier.
   torch::nn::Sequential net;
   const auto conv = [&](int64_t in, int64_t out, int64_t kernel) {
     net->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel).bias(false)));

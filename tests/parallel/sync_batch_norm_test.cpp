@@ -1,12 +1,12 @@
 #include "fleet/parallel/sync_batch_norm.h"
 
+#include <mutex>
+
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/instancenorm.h>
-
-#include <mutex>
 
 #include "tests/support/thread_ranks.h"
 
@@ -30,7 +30,9 @@ torch::nn::BatchNorm2d fixed_norm() {
 }
 
 // A loss whose gradient differs for every element.
-torch::Tensor loss_of(const torch::Tensor& y, const torch::Tensor& x) { return (y * y * (x.detach() - 100)).sum(); }
+torch::Tensor loss_of(const torch::Tensor& y, const torch::Tensor& x) {
+  return (y * y * (x.detach() - 100)).sum();
+}
 
 TEST(SyncBatchNormTest, EqualsOneProcessWithTheWholeBatchForUnequalShares) {
   auto x = whole_batch().requires_grad_();

@@ -13,8 +13,10 @@ namespace fleet::testing {
 
 using Comm = std::shared_ptr<comm::Communicator>;
 
-/// Runs `body` once per rank, each rank a thread with a communicator over loopback; rethrows the first error.
-inline void run_ranks(int size, const std::function<void(std::shared_ptr<comm::Communicator>)>& body,
+/// Runs `body` once per rank, each rank a thread with a communicator over loopback; rethrows the
+/// first error.
+inline void run_ranks(int size,
+                      const std::function<void(std::shared_ptr<comm::Communicator>)>& body,
                       comm::CommunicatorOptions options = {
                           .timeout = std::chrono::milliseconds(20'000)}) {
   auto store = comm::Store::in_memory();

@@ -1,5 +1,7 @@
 #include "fleet/train/distributed_optimizer.h"
 
+#include <mutex>
+
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -7,12 +9,11 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include <mutex>
-
 #include "fleet/data/batch.h"
 #include "fleet/optim/adam.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/optim/sgd.h"
+
 #include "tests/support/thread_ranks.h"
 
 namespace fleet {
@@ -42,17 +43,20 @@ torch::Tensor mean_loss(torch::nn::Sequential net, const Batch& batch) {
   return torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target);
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name, torch::nn::Sequential net) {
+std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name,
+                                                 torch::nn::Sequential net) {
   if (name == "SGD") return std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 0.1});
   if (name == "Momentum") {
-    return std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.1, .weight_decay = 0.01});
+    return std::make_unique<optim::Momentum>(
+        net, optim::MomentumOptions{.lr = 0.1, .weight_decay = 0.01});
   }
   return std::make_unique<optim::Adam>(net, optim::AdamOptions{.lr = 0.01});
 }
 
-// Trains with `ranks` ranks that share every batch unevenly; returns rank 0's parameters at the end.
-std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name, DistributedStrategy strategy,
-                                 bool norm = false) {
+// Trains with `ranks` ranks that share every batch unevenly; returns rank 0's parameters at the
+// end.
+std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name,
+                                 DistributedStrategy strategy, bool norm = false) {
   std::vector<torch::Tensor> result;
   std::mutex mutex;
   run_ranks(ranks, [&](const testing::Comm& comm) {
@@ -64,8 +68,8 @@ std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name, D
       const auto batch = whole_batch(samples, step);
       const int64_t begin = samples * comm->rank() / comm->size();
       const int64_t end = samples * (comm->rank() + 1) / comm->size();
-      const auto report = optimizer.minimize(batch.slice(begin, end),
-                                             [&](const Batch& part) { return mean_loss(net, part); });
+      const auto report = optimizer.minimize(
+          batch.slice(begin, end), [&](const Batch& part) { return mean_loss(net, part); });
       EXPECT_EQ(report.weight, static_cast<double>(samples));
       EXPECT_EQ(report.update, step + 1);
     }
@@ -81,11 +85,12 @@ std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name, D
   return result;
 }
 
-void expect_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b, double rtol = 1e-4) {
+void expect_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b,
+                  double rtol = 1e-4) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(a[i], b[i], rtol, 1e-6)) << "parameter " << i << " differs by "
-                                                        << (a[i] - b[i]).abs().max().item<float>();
+    EXPECT_TRUE(torch::allclose(a[i], b[i], rtol, 1e-6))
+        << "parameter " << i << " differs by " << (a[i] - b[i]).abs().max().item<float>();
   }
 }
 
@@ -99,7 +104,8 @@ TEST(DistributedOptimizerTest, RanksWithUnequalSharesTrainAsOneProcess) {
 
 TEST(DistributedOptimizerTest, SynchronisedBatchNormTrainsAsOneProcess) {
   const DistributedStrategy strategy{.sync_batch_norm = true};
-  expect_close(train(2, "Momentum", strategy, /*norm=*/true), train(1, "Momentum", {}, /*norm=*/true), 1e-3);
+  expect_close(train(2, "Momentum", strategy, /*norm=*/true),
+               train(1, "Momentum", {}, /*norm=*/true), 1e-3);
 }
 
 TEST(DistributedOptimizerTest, EveryFusionGivesTheSameGradients) {
@@ -111,7 +117,8 @@ TEST(DistributedOptimizerTest, EveryFusionGivesTheSameGradients) {
 TEST(DistributedOptimizerTest, OneProcessEqualsAPlainTrainingLoopBitForBit) {
   auto plain = make_net();
   auto net = make_net();
-  DistributedOptimizer optimizer(make_optimizer("SGD", net), {}, std::make_shared<comm::Communicator>());
+  DistributedOptimizer optimizer(make_optimizer("SGD", net), {},
+                                 std::make_shared<comm::Communicator>());
   for (int64_t step = 0; step < 5; ++step) {
     const auto batch = whole_batch(8, step);
     const auto loss = mean_loss(plain, batch);
@@ -143,12 +150,15 @@ TEST(DistributedOptimizerTest, WeighsTokensExactly) {
     run_ranks(ranks, [&](const testing::Comm& comm) {
       auto net = make_net();
       DistributedOptimizer optimizer(make_optimizer("SGD", net), {}, comm);
-      const auto part = ranks == 1 ? batch : comm->rank() == 0 ? batch.slice(0, 2) : batch.slice(2, 11);
+      const auto part = ranks == 1          ? batch
+                        : comm->rank() == 0 ? batch.slice(0, 2)
+                                            : batch.slice(2, 11);
       const auto report = optimizer.minimize([&]() -> Loss { return sum_loss(net, part); });
       EXPECT_EQ(report.weight, 11);
       if (comm->rank() != 0) return;
       if (ranks == 1) {
-        for (const auto& parameter : net->parameters()) expected.push_back(parameter.detach().clone());
+        for (const auto& parameter : net->parameters())
+          expected.push_back(parameter.detach().clone());
       } else {
         std::vector<torch::Tensor> got;
         for (const auto& parameter : net->parameters()) got.push_back(parameter.detach());
@@ -160,26 +170,35 @@ TEST(DistributedOptimizerTest, WeighsTokensExactly) {
 
 TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
   auto net = make_net();
-  DistributedOptimizer optimizer(make_optimizer("SGD", net), {}, std::make_shared<comm::Communicator>());
+  DistributedOptimizer optimizer(make_optimizer("SGD", net), {},
+                                 std::make_shared<comm::Communicator>());
   std::vector<torch::Tensor> before;
   for (const auto& parameter : net->parameters()) before.push_back(parameter.detach().clone());
   const auto batch = whole_batch(4, 0);
   const auto refused = [&](const std::function<Loss()>& loss) {
     return error_of([&] { optimizer.minimize(loss); });
   };
-  EXPECT_NE(refused([&] { return net->forward(batch.data); }).find("the loss has 12 elements"), std::string::npos);
-  EXPECT_NE(refused([&] { return torch::zeros({1}); }).find("does not depend on any trainable parameter"),
+  EXPECT_NE(refused([&] { return net->forward(batch.data); }).find("the loss has 12 elements"),
             std::string::npos);
+  EXPECT_NE(
+      refused([&] { return torch::zeros({1}); }).find("does not depend on any trainable parameter"),
+      std::string::npos);
   EXPECT_NE(refused([&] { return torch::Tensor(); }).find("undefined tensor"), std::string::npos);
-  EXPECT_NE(refused([&] { return mean_loss(net, batch) / 0.0; }).find("the loss is inf at update 1 on rank 0"),
+  EXPECT_NE(refused([&] {
+              return mean_loss(net, batch) / 0.0;
+            }).find("the loss is inf at update 1 on rank 0"),
             std::string::npos);
-  EXPECT_NE(refused([&] { return WeightedLoss{mean_loss(net, batch), -1}; }).find("the loss weighs -1"),
+  EXPECT_NE(refused([&] {
+              return WeightedLoss{mean_loss(net, batch), -1};
+            }).find("the loss weighs -1"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
-              optimizer.minimize(batch.slice(0, 0), [&](const Batch& part) { return mean_loss(net, part); });
+              optimizer.minimize(batch.slice(0, 0),
+                                 [&](const Batch& part) { return mean_loss(net, part); });
             }).find("no rank had anything to learn from"),
             std::string::npos);
-  for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i], before[i]));
+  for (size_t i = 0; i < before.size(); ++i)
+    EXPECT_TRUE(torch::equal(net->parameters()[i], before[i]));
   EXPECT_EQ(optimizer.updates(), 0);
   optimizer.minimize([&] { return mean_loss(net, batch); });  // and it goes on
   EXPECT_EQ(optimizer.updates(), 1);
@@ -191,15 +210,16 @@ TEST(DistributedOptimizerTest, LeavesParametersThatNoRankUsesAloneWhenAsked) {
     auto spare = torch::nn::Linear(2, 2);
     net->register_module("spare", spare);
     const auto before = spare->weight.detach().clone();
-    DistributedOptimizer optimizer(
-        std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.1, .weight_decay = 0.5}),
-        {.find_unused_parameters = true}, comm);
+    DistributedOptimizer optimizer(std::make_unique<optim::Momentum>(
+                                       net, optim::MomentumOptions{.lr = 0.1, .weight_decay = 0.5}),
+                                   {.find_unused_parameters = true}, comm);
     const auto start = spare->weight.detach().clone();
     const auto batch = whole_batch(4, comm->rank());
     for (int step = 0; step < 3; ++step) {
       optimizer.minimize(batch, [&](const Batch& part) {
         auto h = torch::relu(net->ptr<torch::nn::LinearImpl>(0)->forward(part.data));
-        return torch::nn::functional::cross_entropy(net->ptr<torch::nn::LinearImpl>(2)->forward(h), part.target);
+        return torch::nn::functional::cross_entropy(net->ptr<torch::nn::LinearImpl>(2)->forward(h),
+                                                    part.target);
       });
     }
     EXPECT_TRUE(torch::equal(spare->weight, start));
