@@ -2,7 +2,8 @@
 # only the CPU library is linked, so the targets are made here, from the same files, for the wheel and for a
 # LibTorch of the user's (zip or pip install) alike.
 #
-# Where it looks: Torch_DIR, then CMAKE_PREFIX_PATH, then .deps/libtorch of this checkout.
+# Where it looks: Torch_DIR, then CMAKE_PREFIX_PATH, then FLEET_TORCH_HINTS: .deps/libtorch of this checkout, or,
+# in an installed package, the LibTorch that Fleet was built with.
 
 set(FLEET_TORCH_MINIMUM 2.15)
 
@@ -44,17 +45,20 @@ function(fleet_read_torch_version root result)
   set(${result} "0" PARENT_SCOPE)
 endfunction()
 
-if(NOT TARGET fleet::torch)
-  fleet_find_torch_root(FLEET_TORCH_ROOT)
-  if(NOT FLEET_TORCH_ROOT)
-    message(FATAL_ERROR "LibTorch was not found: run ./run.sh, which brings it into .deps/, or pass -DCMAKE_PREFIX_PATH=/where/libtorch/is")
-  endif()
+# What keeps this LibTorch from being used, in one sentence, or nothing. The caller speaks: the build stops, and an
+# installed package reports itself as not found.
+set(FLEET_TORCH_PROBLEM "")
+set(FLEET_TORCH_VERSION "")
+fleet_find_torch_root(FLEET_TORCH_ROOT)
+if(FLEET_TORCH_ROOT)
   fleet_read_torch_version("${FLEET_TORCH_ROOT}" FLEET_TORCH_VERSION)
-  if(FLEET_TORCH_VERSION VERSION_LESS FLEET_TORCH_MINIMUM)
-    message(FATAL_ERROR "The LibTorch in ${FLEET_TORCH_ROOT} is ${FLEET_TORCH_VERSION}, and Fleet needs ${FLEET_TORCH_MINIMUM} or newer.")
-  endif()
-  message(STATUS "LibTorch ${FLEET_TORCH_VERSION} in ${FLEET_TORCH_ROOT}")
-
+endif()
+if(NOT FLEET_TORCH_ROOT)
+  set(FLEET_TORCH_PROBLEM "LibTorch was not found: pass -DCMAKE_PREFIX_PATH=/where/libtorch/is${FLEET_TORCH_ADVICE}")
+elseif(FLEET_TORCH_VERSION VERSION_LESS FLEET_TORCH_MINIMUM)
+  set(FLEET_TORCH_PROBLEM
+    "The LibTorch in ${FLEET_TORCH_ROOT} is ${FLEET_TORCH_VERSION}, and Fleet needs ${FLEET_TORCH_MINIMUM} or newer.")
+elseif(NOT TARGET fleet::torch)
   add_library(fleet::torch INTERFACE IMPORTED GLOBAL)
   set_target_properties(fleet::torch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${FLEET_TORCH_ROOT}/include;${FLEET_TORCH_ROOT}/include/torch/csrc/api/include"

@@ -1,6 +1,6 @@
-// What nearly every source here includes, parsed once. Kept small on purpose: GCC instantiates again, in every
-// source, each template that the precompiled header left pending. torch/torch.h costs 6 s more per source
-// than this; a source that builds layers includes torch/nn.h itself.
+// What nearly every source here includes, parsed once. Kept small on purpose: GCC instantiates
+// again, in every source, each template that the precompiled header left pending. torch/torch.h
+// costs 6 s more per source than this; a source that builds layers includes torch/nn.h itself.
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -35,7 +35,15 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Store& store, int rank, int si
   }
   auto* const make = reinterpret_cast<NcclPluginMake>(::dlsym(library, kNcclPluginSymbol));
   FLEET_ASSERT(make != nullptr, "libfleet_nccl.so without its entry");
-  return make(store.raw(), rank, size, options.timeout);
+  try {
+    return make(store.raw(), rank, size, options.timeout);
+  } catch (const c10::Error& error) {
+    // It connects with the first collective, so what fails here is this machine: it has no GPU,
+    // say.
+    throw Error(
+        "comm", format("the NCCL backend cannot start: {}", error.what_without_backtrace()),
+        "start it where every rank has a GPU that nvidia-smi shows, or use the gloo backend");
+  }
 }
 
 }  // namespace

@@ -15,9 +15,10 @@ class Store;
 
 enum class ReduceOp { kSum, kAvg, kMax };
 
-/// A collective under way. `wait` blocks until it is done and throws what went wrong: which peer, during
-/// what, since when. One that is dropped unwaited is waited for, its error lost: keep it. Dropped by an exception
-/// it is let go: the peers may never come, and the exception has to be heard.
+/// A collective under way. `wait` blocks until it is done and throws what went wrong: which peer,
+/// during what, since when. One that is dropped unwaited is waited for, its error lost: keep it.
+/// Dropped by an exception it is let go: the peers may never come, and the exception has to be
+/// heard.
 class Pending {
  public:
   struct State;

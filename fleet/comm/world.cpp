@@ -36,7 +36,8 @@ WorldState*& state() {
 
 const WorldState& joined(const char* call) {
   if (state() == nullptr) {
-    throw Error("comm", format("{} before fleet::init()", call), "call fleet::init() first in main");
+    throw Error("comm", format("{} before fleet::init()", call),
+                "call fleet::init() first in main");
   }
   return *state();
 }
@@ -102,11 +103,14 @@ void meet(comm::Store& store, const RoleMaker& role, milliseconds limit) {
 
 comm::Store connect(const RoleMaker& role, milliseconds limit) {
   try {
-    return comm::Store::connect(role.master_address, static_cast<uint16_t>(role.master_port), limit);
+    return comm::Store::connect(role.master_address, static_cast<uint16_t>(role.master_port),
+                                limit);
   } catch (const Error& error) {
     if (role.store_is_hosted) throw;
-    throw Error("comm", format("rank {} waited for rank 0, which hosts the store, and it did not come:\n  {}",
-                               role.rank, error.what()));
+    throw Error(
+        "comm",
+        format("rank {} waited for rank 0, which hosts the store, and it did not come:\n  {}",
+               role.rank, error.what()));
   }
 }
 
@@ -191,7 +195,8 @@ std::vector<std::string> worker_endpoints() { return joined("worker_endpoints()"
 void barrier_worker() { joined("barrier_worker()").communicator->barrier("barrier_worker"); }
 
 void all_reduce_sum(const torch::Tensor& tensor) {
-  joined("all_reduce_sum()").communicator->all_reduce(tensor, comm::ReduceOp::kSum, "all_reduce_sum");
+  joined("all_reduce_sum()")
+      .communicator->all_reduce(tensor, comm::ReduceOp::kSum, "all_reduce_sum");
 }
 
 std::shared_ptr<comm::Communicator> world() {

@@ -1,6 +1,7 @@
-// LibTorch's wheel carries Gloo but not its headers, and ProcessGroupGloo.hpp includes them. Only pointers to
-// Gloo's types cross that border, so these declarations are all it needs; nothing here is ever constructed
-// by Fleet. Used only when the LibTorch in use brings no Gloo headers of its own.
+// LibTorch's wheel carries Gloo but not its headers, and ProcessGroupGloo.hpp includes them. Only
+// pointers to Gloo's types cross that border, so these declarations are all it needs; nothing here
+// is ever constructed by Fleet. Used only when the LibTorch in use brings no Gloo headers of its
+// own.
 #pragma once
 
 #include <chrono>
