@@ -168,6 +168,11 @@ void shutdown() {
   if (state() == nullptr) return;
   std::unique_ptr<WorldState> world(state());
   state() = nullptr;
+  if (std::uncaught_exceptions() > 0) {
+    // Closing would wait for collectives under way; the end of the process closes everything.
+    world.release();  // NOLINT: left behind on purpose
+    return;
+  }
   if (world->role.world_size > 1) {
     world->communicator->barrier("shutdown");
     // Rank 0 may host the store: it leaves last, when every rank has said that it needs it no more.
