@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "fleet/comm/meeting.h"
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/store.h"
 #include "fleet/core/error.h"
@@ -81,23 +82,14 @@ std::string own_address(const std::string& master, int port) {
 }
 
 // Waits for every rank, and says which ones did not come.
-void meet(comm::Store& store, const RoleMaker& role, milliseconds limit) {
-  store.set(format("arrived/{}", role.rank), "1");
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (int rank = 0; rank < role.world_size; ++rank) {
-    const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(
-                                                    deadline - std::chrono::steady_clock::now()));
-    if (store.wait_for(format("arrived/{}", rank), left)) continue;
-    std::string missing;
-    for (int other = 0; other < role.world_size; ++other) {
-      if (!store.try_get(format("arrived/{}", other))) missing += format(" {}", other);
-    }
-    throw Error("comm",
-                format("rank {} waited {:.0f} s at {}:{}, and of {} ranks these did not come:{}",
-                       role.rank, static_cast<double>(limit.count()) / 1e3, role.master_address,
-                       role.master_port, role.world_size, missing),
-                "see whether they were started, and whether they died before fleet::init()");
-  }
+void meet(const comm::Store& store, const RoleMaker& role, milliseconds limit) {
+  const auto missing = comm::meet(store, role.rank, role.world_size, limit);
+  if (missing.empty()) return;
+  throw Error("comm",
+              format("rank {} waited {:.0f} s at {}:{}, and of {} ranks these did not come:{}", role.rank,
+                     static_cast<double>(limit.count()) / 1e3, role.master_address, role.master_port,
+                     role.world_size, missing),
+              "see whether they were started, and whether they died before fleet::init()");
 }
 
 comm::Store connect(const RoleMaker& role, milliseconds limit) {

@@ -129,7 +129,7 @@ TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
   EXPECT_NE(text.find("rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float"), std::string::npos) << text;
   EXPECT_NE(text.find("(since "), std::string::npos) << text;
   EXPECT_NE(text.find("rank 1 ("), std::string::npos) << text;
-  EXPECT_NE(text.find("has not come this far: it is at its call 1 ('barrier (both are here)')"),
+  EXPECT_NE(text.find("has not come this far: it is at its call 2 ('barrier (both are here)')"),
             std::string::npos)
       << text;
 }
