@@ -139,8 +139,19 @@ TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
   EXPECT_TRUE(
       matches(error_in(ranks.log(0)),
               R"(rank 0: barrier \(barrier_worker\) failed after .*: rank 1 \(.*\) has not come )"
-              R"(this far: it is at its call 1 \('barrier \(barrier_worker\)'\), this is call 2)"))
+              R"(this far: it is at its call 2 \('barrier \(barrier_worker\)'\), this is call 3)"))
       << ranks.log(0);
+}
+
+TEST(FaultTest, GroupThatOneRankMakesAloneNamesTheOthers) {
+  Launched ranks(job(2, {"group_alone"}), with({"FLEET_TIMEOUT_S=2"}));
+  EXPECT_EQ(ranks.wait(), 1) << ranks.output();
+  EXPECT_TRUE(matches(
+      error_in(ranks.log(0)),
+      R"(\[comm\] rank 0 waited 2 s to make a group of 2 ranks, and these did not come: 1\n)"
+      R"(  rank 1 \(.*\) has not come this far: it is at its call 1)"))
+      << ranks.log(0);
+  EXPECT_EQ(ranks.log(0).find("[W"), std::string::npos) << ranks.log(0);
 }
 
 TEST(FaultTest, KilledHostOfTheStoreIsNamedByItsPeer) {
