@@ -35,6 +35,14 @@ WorldState*& state() {
   return world;
 }
 
+// A process that ends without `shutdown` runs the engine's static destructors: no thread of ours may still be in
+// the engine then.
+void rest_at_exit() {
+  [[maybe_unused]] static const int registered = std::atexit([] {
+    if (state() != nullptr && state()->watch) state()->watch->rest();
+  });
+}
+
 const WorldState& joined(const char* call) {
   if (state() == nullptr) {
     throw Error("comm", format("{} before fleet::init()", call), "call fleet::init() first in main");
@@ -152,6 +160,7 @@ void init(const RoleMaker& role) {
   log::info("init", format("{} rank{} ({}), {}", role.world_size, role.world_size == 1 ? "" : "s",
                            role.source, setup));
   state() = world.release();
+  rest_at_exit();
 }
 
 bool is_initialized() { return state() != nullptr; }
@@ -168,6 +177,7 @@ void shutdown() {
   if (world->role.world_size > 1) {
     world->communicator->barrier("shutdown");
     // Rank 0 may host the store: it leaves last, when every rank has said that it needs it no more.
+    world->watch->rest();
     if (world->role.rank == 0) {
       for (int rank = 1; rank < world->role.world_size; ++rank) {
         world->store->wait_for(format("left/{}", rank), milliseconds(5000));
