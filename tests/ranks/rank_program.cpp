@@ -5,7 +5,7 @@
 //   fault KIND RANK STEP           trains; at STEP, inside its forward pass, RANK meets KIND:
 //                                  kill, stop, throw, exit, exit_once (in the first attempt only)
 //   calls                          asks and does everything in fleet/comm/world.h
-//   one_less | group_alone | absent | early_exit | init_twice | before_init
+//   throw_while_pending | one_less | group_alone | absent | early_exit | init_twice | before_init
 
 #include <signal.h>
 #include <unistd.h>
@@ -117,6 +117,16 @@ int group_alone() {
   return 0;
 }
 
+// Rank 1 has started a collective, and throws before rank 0 comes to it.
+int throw_while_pending() {
+  fleet::init();
+  if (fleet::worker_index() == 0) std::this_thread::sleep_for(60s);
+  const auto numbers = torch::ones({1000});
+  const auto pending =
+      fleet::world()->all_reduce_async(numbers, fleet::comm::ReduceOp::kSum, "some numbers");
+  throw fleet::Error("app", "sample 7 is not a picture");
+}
+
 int one_less() {
   fleet::init();
   fleet::barrier_worker();
@@ -150,6 +160,7 @@ int body(int argc, char** argv) {
   if (mode == "calls") return calls();
   if (mode == "one_less") return one_less();
   if (mode == "group_alone") return group_alone();
+  if (mode == "throw_while_pending") return throw_while_pending();
   if (mode == "absent") return without_rank_one(false);
   if (mode == "early_exit") return without_rank_one(true);
   if (mode == "init_twice") return init_twice();
