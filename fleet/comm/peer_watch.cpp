@@ -133,9 +133,7 @@ struct PeerWatch::Shared {
 };
 
 PeerWatch::PeerWatch(Store store, int rank, int size, const std::string& address)
-    : rank_(rank),
-      size_(size),
-      shared_(std::make_shared<Shared>(std::move(store), rank, size)) {
+    : rank_(rank), size_(size), shared_(std::make_shared<Shared>(std::move(store), rank, size)) {
   const PeerIdentity own{host_name(), this_host_id(), address, ::getpid()};
   shared_->store.set(key_of("peer", rank),
                      format("{}\n{}\n{}\n{}", own.host, own.host_id, own.address, own.pid));
@@ -244,17 +242,18 @@ std::string PeerWatch::store_is_silent() const {
     if (peer != rank_) names += format("{}{}", named++ == 0 ? "" : ", ", name_of(peer));
   }
   if (size_ - 1 > kNamed) names += format(" and {} more", size_ - 1 - kNamed);
-  return format("the rendezvous store does not answer, its host (fleetrun, or rank 0) is gone or cannot be "
-                "reached, so nothing is known of {}",
-                names);
+  return format(
+      "the rendezvous store does not answer, its host (fleetrun, or rank 0) is gone or cannot be "
+      "reached, so nothing is known of {}",
+      names);
 }
 
 std::string PeerWatch::diagnose(uint64_t sequence) {
   auto found = suspects(sequence);
   if (!found) return store_is_silent();
   if (found->empty()) return "every peer is alive and at the same call";
-  // One failure takes the others down within milliseconds: leave out those who have failed because of
-  // another, and tell the others that this rank is one of them.
+  // One failure takes the others down within milliseconds: leave out those who have failed because
+  // of another, and tell the others that this rank is one of them.
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->own.blames = true;

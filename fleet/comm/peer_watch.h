@@ -14,18 +14,19 @@ namespace fleet::comm {
 
 /// Who a rank is, as the others see it.
 struct PeerIdentity {
-  std::string host;       // as people call it
-  std::string host_id;    // equal on ranks that share a kernel and a pid namespace
+  std::string host;     // as people call it
+  std::string host_id;  // equal on ranks that share a kernel and a pid namespace
   std::string address;
   int pid = 0;
 };
 
-/// Tells, after a collective has failed, which peer is to blame. The engine only says that some connection
-/// broke or some time ran out; this keeps, for each rank, a pulse in the store with what the rank is doing,
-/// and asks the kernel about ranks on the same machine.
+/// Tells, after a collective has failed, which peer is to blame. The engine only says that some
+/// connection broke or some time ran out; this keeps, for each rank, a pulse in the store with what
+/// the rank is doing, and asks the kernel about ranks on the same machine.
 ///
-/// Costs one small store write every half second on a thread of its own, the only one that uses the store: when
-/// the store's host cannot be reached, a call to it may block for many minutes, and nobody waits for it.
+/// Costs one small store write every half second on a thread of its own, the only one that uses the
+/// store: when the store's host cannot be reached, a call to it may block for many minutes, and
+/// nobody waits for it.
 class PeerWatch {
  public:
   /// `store` must be a connection of its own: it is used from another thread.
