@@ -48,11 +48,17 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Store& store, int rank, int si
 
 }  // namespace
 
+void check_backend(const std::string& name) {
+  if (name == "gloo" || name == "nccl") return;
+  throw Error("comm", format("there is no backend '{}'", name), "use gloo or nccl");
+}
+
 c10::intrusive_ptr<c10d::Backend> make_backend(const Store& store, int rank, int size,
                                                const CommunicatorOptions& options) {
+  check_backend(options.backend);
   try {
-    if (options.backend == "gloo") return make_gloo(store, rank, size, options);
-    if (options.backend == "nccl") return make_nccl(store, rank, size, options);
+    return options.backend == "nccl" ? make_nccl(store, rank, size, options)
+                                     : make_gloo(store, rank, size, options);
   } catch (const c10::Error& error) {
     throw Error(
         "comm",
@@ -60,7 +66,6 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const Store& store, int rank, int
                static_cast<double>(options.timeout.count()) / 1e3, error.what_without_backtrace()),
         "see whether every rank was started and can reach the others' addresses");
   }
-  throw Error("comm", format("there is no backend '{}'", options.backend), "use gloo or nccl");
 }
 
 }  // namespace fleet::comm

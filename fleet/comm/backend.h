@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include <c10/util/intrusive_ptr.h>
 
 namespace c10d {
@@ -10,6 +12,9 @@ namespace fleet::comm {
 
 class Store;
 struct CommunicatorOptions;
+
+/// Throws when there is no backend of that name.
+void check_backend(const std::string& name);
 
 /// The engine's side of a communicator, by `options.backend`: "gloo", or "nccl" from the plug-in
 /// libfleet_nccl.so, which is built where a CUDA toolkit is found.

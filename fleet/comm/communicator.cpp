@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "fleet/comm/backend.h"
+#include "fleet/comm/meeting.h"
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/pending_state.h"
 #include "fleet/comm/store.h"
@@ -114,6 +115,18 @@ Communicator::Communicator(const Store& store, int rank, int size, CommunicatorO
     throw Error("comm",
                 format("a time limit of {} ms would fail every call", options_.timeout.count()),
                 "set FLEET_TIMEOUT_S to a number of seconds above 0");
+  }
+  check_backend(options_.backend);
+  // The engine only tells that somebody did not come, and prints warnings: it starts when all are
+  // there.
+  const auto sequence = watch_ ? watch_->starts("making a group") : 0;
+  if (const auto missing = meet(store, rank, size, options_.timeout); !missing.empty()) {
+    throw Error(
+        "comm",
+        format("rank {} waited {:.0f} s to make a group of {} ranks, and these did not come:{}{}",
+               rank, static_cast<double>(options_.timeout.count()) / 1e3, size, missing,
+               watch_ ? "\n  " + watch_->diagnose(sequence) : std::string()),
+        "see that all ranks run the same program with the same strategy");
   }
   backend_ = std::make_unique<Backend>(Backend{make_backend(store, rank, size, options_), store});
 }

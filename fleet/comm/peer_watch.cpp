@@ -139,7 +139,9 @@ PeerWatch::PeerWatch(Store store, int rank, int size, const std::string& address
                      format("{}\n{}\n{}\n{}", own.host, own.host_id, own.address, own.pid));
 }
 
-PeerWatch::~PeerWatch() {
+PeerWatch::~PeerWatch() { rest(); }
+
+void PeerWatch::rest() {
   if (!shared_->thread.joinable()) return;
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;

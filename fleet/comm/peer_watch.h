@@ -41,6 +41,9 @@ class PeerWatch {
   /// This rank starts a collective; returns its number.
   uint64_t starts(std::string_view what);
 
+  /// Ends the pulse: from here on nothing touches the store.
+  void rest();
+
   /// One sentence per suspect peer, for an error. Takes up to about four seconds, never throws.
   std::string diagnose(uint64_t sequence);
 

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "fleet/comm/meeting.h"
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/store.h"
 #include "fleet/core/error.h"
@@ -32,6 +33,14 @@ struct WorldState {
 WorldState*& state() {
   static WorldState* world = nullptr;
   return world;
+}
+
+// A process that ends without `shutdown` runs the engine's static destructors: no thread of ours
+// may still be in the engine then.
+void rest_at_exit() {
+  [[maybe_unused]] static const int registered = std::atexit([] {
+    if (state() != nullptr && state()->watch) state()->watch->rest();
+  });
 }
 
 const WorldState& joined(const char* call) {
@@ -82,23 +91,14 @@ std::string own_address(const std::string& master, int port) {
 }
 
 // Waits for every rank, and says which ones did not come.
-void meet(comm::Store& store, const RoleMaker& role, milliseconds limit) {
-  store.set(format("arrived/{}", role.rank), "1");
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (int rank = 0; rank < role.world_size; ++rank) {
-    const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(
-                                                    deadline - std::chrono::steady_clock::now()));
-    if (store.wait_for(format("arrived/{}", rank), left)) continue;
-    std::string missing;
-    for (int other = 0; other < role.world_size; ++other) {
-      if (!store.try_get(format("arrived/{}", other))) missing += format(" {}", other);
-    }
-    throw Error("comm",
-                format("rank {} waited {:.0f} s at {}:{}, and of {} ranks these did not come:{}",
-                       role.rank, static_cast<double>(limit.count()) / 1e3, role.master_address,
-                       role.master_port, role.world_size, missing),
-                "see whether they were started, and whether they died before fleet::init()");
-  }
+void meet(const comm::Store& store, const RoleMaker& role, milliseconds limit) {
+  const auto missing = comm::meet(store, role.rank, role.world_size, limit);
+  if (missing.empty()) return;
+  throw Error("comm",
+              format("rank {} waited {:.0f} s at {}:{}, and of {} ranks these did not come:{}",
+                     role.rank, static_cast<double>(limit.count()) / 1e3, role.master_address,
+                     role.master_port, role.world_size, missing),
+              "see whether they were started, and whether they died before fleet::init()");
 }
 
 comm::Store connect(const RoleMaker& role, milliseconds limit) {
@@ -164,6 +164,7 @@ void init(const RoleMaker& role) {
   log::info("init", format("{} rank{} ({}), {}", role.world_size, role.world_size == 1 ? "" : "s",
                            role.source, setup));
   state() = world.release();
+  rest_at_exit();
 }
 
 bool is_initialized() { return state() != nullptr; }
@@ -172,9 +173,15 @@ void shutdown() {
   if (state() == nullptr) return;
   std::unique_ptr<WorldState> world(state());
   state() = nullptr;
+  if (std::uncaught_exceptions() > 0) {
+    // Closing would wait for collectives under way; the end of the process closes everything.
+    world.release();  // NOLINT: left behind on purpose
+    return;
+  }
   if (world->role.world_size > 1) {
     world->communicator->barrier("shutdown");
     // Rank 0 may host the store: it leaves last, when every rank has said that it needs it no more.
+    world->watch->rest();
     if (world->role.rank == 0) {
       for (int rank = 1; rank < world->role.world_size; ++rank) {
         world->store->wait_for(format("left/{}", rank), milliseconds(5000));

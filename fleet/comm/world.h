@@ -24,7 +24,8 @@ void init(const RoleMaker& role);
 bool is_initialized();
 
 /// Leaves the group: waits for the others, then closes the connections. Without it, a rank that
-/// returns from main early may look like a failed one to the others.
+/// returns from main early may look like a failed one to the others. From a destructor, while an
+/// exception is on its way, it waits for nobody: the others are in the middle of something else.
 void shutdown();
 
 int worker_index();

@@ -138,7 +138,7 @@ TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
       << text;
   EXPECT_NE(text.find("(since "), std::string::npos) << text;
   EXPECT_NE(text.find("rank 1 ("), std::string::npos) << text;
-  EXPECT_NE(text.find("has not come this far: it is at its call 1 ('barrier (both are here)')"),
+  EXPECT_NE(text.find("has not come this far: it is at its call 2 ('barrier (both are here)')"),
             std::string::npos)
       << text;
 }

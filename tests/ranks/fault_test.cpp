@@ -95,6 +95,14 @@ TEST(FaultTest, ErrorOfOneRankIsNotHiddenByTheOthers) {
   }
 }
 
+TEST(FaultTest, ErrorIsHeardWhileACollectiveIsUnderWay) {
+  Launched training(job(2, {"throw_while_pending"}));
+  EXPECT_EQ(training.wait(8s), 1) << "without waiting for the collective";
+  EXPECT_TRUE(says(training.output(), "error: [fleetrun] rank 1 (pid ",
+                   ") exited with code 1 after ",
+                   "    | error: [app] sample 7 is not a picture\n"));
+}
+
 TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
   Launched training(job(2, {"fault", "exit", "1", "5"}));
   EXPECT_EQ(training.wait(), 3) << training.output();
@@ -103,13 +111,13 @@ TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
 
 TEST(FaultTest, RankThatStaysAwayIsNamed) {
   for (const char* mode : {"absent", "early_exit"}) {
-    Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=2"}));
+    Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=3"}));
     const auto begin = Clock::now();
     EXPECT_EQ(ranks.wait(), 1) << ranks.output();
-    EXPECT_LT(Clock::now() - begin, 9s);
+    EXPECT_LT(Clock::now() - begin, 12s);
     EXPECT_TRUE(
         matches(error_in(ranks.log(0)),
-                R"(\[comm\] rank 0 waited 2 s at 127\.0\.0\.1:\d+, and of 3 ranks these did not )"
+                R"(\[comm\] rank 0 waited 3 s at 127\.0\.0\.1:\d+, and of 3 ranks these did not )"
                 R"(come: 1\n)"))
         << ranks.log(0);
   }
@@ -139,8 +147,19 @@ TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
   EXPECT_TRUE(
       matches(error_in(ranks.log(0)),
               R"(rank 0: barrier \(barrier_worker\) failed after .*: rank 1 \(.*\) has not come )"
-              R"(this far: it is at its call 1 \('barrier \(barrier_worker\)'\), this is call 2)"))
+              R"(this far: it is at its call 2 \('barrier \(barrier_worker\)'\), this is call 3)"))
       << ranks.log(0);
+}
+
+TEST(FaultTest, GroupThatOneRankMakesAloneNamesTheOthers) {
+  Launched ranks(job(2, {"group_alone"}), with({"FLEET_TIMEOUT_S=2"}));
+  EXPECT_EQ(ranks.wait(), 1) << ranks.output();
+  EXPECT_TRUE(matches(
+      error_in(ranks.log(0)),
+      R"(\[comm\] rank 0 waited 2 s to make a group of 2 ranks, and these did not come: 1\n)"
+      R"(  rank 1 \(.*\) has not come this far: it is at its call 1)"))
+      << ranks.log(0);
+  EXPECT_EQ(ranks.log(0).find("[W"), std::string::npos) << ranks.log(0);
 }
 
 TEST(FaultTest, KilledHostOfTheStoreIsNamedByItsPeer) {

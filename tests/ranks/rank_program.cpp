@@ -5,7 +5,7 @@
 //   fault KIND RANK STEP           trains; at STEP, inside its forward pass, RANK meets KIND:
 //                                  kill, stop, throw, exit, exit_once (in the first attempt only)
 //   calls                          asks and does everything in fleet/comm/world.h
-//   one_less | absent | early_exit | init_twice | before_init
+//   throw_while_pending | one_less | group_alone | absent | early_exit | init_twice | before_init
 
 #include <signal.h>
 #include <unistd.h>
@@ -68,9 +68,14 @@ uint64_t digest(const torch::nn::Sequential& net) {
   return value;
 }
 
+struct Farewell {
+  ~Farewell() { fleet::shutdown(); }
+};
+
 int train(int64_t steps, const Fault& fault) {
   say(fleet::format("pid {}", ::getpid()));
   fleet::init();
+  const Farewell farewell;  // also when this rank throws
   torch::manual_seed(static_cast<uint64_t>(fleet::worker_index()) + 1);  // rank 0's weights win
   torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 4));
   auto optimizer =
@@ -85,7 +90,6 @@ int train(int64_t steps, const Fault& fault) {
     }
   }
   say(fleet::format("digest {:016x}", digest(net)));
-  fleet::shutdown();
   return 0;
 }
 
@@ -103,6 +107,24 @@ int calls() {
   fleet::shutdown();
   say(fleet::format("joined {}", fleet::is_initialized()));
   return 0;
+}
+
+// One rank makes another group alone, as with a strategy that differs between ranks.
+int group_alone() {
+  fleet::init();
+  if (fleet::worker_index() == 1) std::this_thread::sleep_for(60s);
+  const auto other = fleet::world()->duplicate("alone");
+  return 0;
+}
+
+// Rank 1 has started a collective, and throws before rank 0 comes to it.
+int throw_while_pending() {
+  fleet::init();
+  if (fleet::worker_index() == 0) std::this_thread::sleep_for(60s);
+  const auto numbers = torch::ones({1000});
+  const auto pending =
+      fleet::world()->all_reduce_async(numbers, fleet::comm::ReduceOp::kSum, "some numbers");
+  throw fleet::Error("app", "sample 7 is not a picture");
 }
 
 int one_less() {
@@ -137,6 +159,8 @@ int body(int argc, char** argv) {
   }
   if (mode == "calls") return calls();
   if (mode == "one_less") return one_less();
+  if (mode == "group_alone") return group_alone();
+  if (mode == "throw_while_pending") return throw_while_pending();
   if (mode == "absent") return without_rank_one(false);
   if (mode == "early_exit") return without_rank_one(true);
   if (mode == "init_twice") return init_twice();

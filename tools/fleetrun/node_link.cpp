@@ -239,7 +239,8 @@ void NodeLink::leave(std::chrono::duration<double> patience) {
   std::unique_lock lock(shared_->mutex);
   shared_->wake.wait_for(lock, patience, [&] {
     if (shared_->ended) return true;
-    if (shared_->cluster.node_rank != 0) return shared_->outgoing.empty();
+    if (shared_->cluster.node_rank != 0)  // a silent store takes no good-bye
+      return shared_->outgoing.empty() || Clock::now() - shared_->last_contact > kSilence;
     return shared_->left + static_cast<int64_t>(shared_->vanished.size()) >= shared_->count;
   });
 }
