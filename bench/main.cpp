@@ -1,6 +1,7 @@
 // fleet-bench NAME [--json FILE]: every figure that Fleet claims, as ratios from one run.
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,8 +14,6 @@
 #include "fleet/core/nearest_name.h"
 
 #include "bench/benches.h"
-
-extern char** environ;
 
 namespace fleet::bench {
 namespace {
@@ -63,6 +62,7 @@ int run_as_ranks(int ranks, char** argv) {
                                       format("MASTER_PORT={}", store.port()),
                                       "TORCHELASTIC_USE_AGENT_STORE=True"};
     std::vector<char*> environment;
+    environment.reserve(added.size() + 1);
     for (auto& item : added) environment.push_back(item.data());
     for (char** item = environ; *item != nullptr; ++item) environment.push_back(*item);
     environment.push_back(nullptr);
@@ -93,7 +93,7 @@ int body(int argc, char** argv) {
     if (argument == "--json") {
       if (++i == argc) throw UsageError("bench", "--json needs a file name");
       json = argv[i];
-    } else if (argument.rfind("-", 0) == 0) {
+    } else if (argument.starts_with('-')) {
       throw UsageError("bench", format("unknown flag '{}'", argument), "run fleet-bench --help");
     } else {
       name = argument;

@@ -132,7 +132,7 @@ TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
         const std::lock_guard lock(mutex);
         text = error;
       },
-      {.timeout = std::chrono::milliseconds(1000)});
+      {.timeout = std::chrono::milliseconds(2000)});
   EXPECT_NE(text.find("rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float"),
             std::string::npos)
       << text;

@@ -14,3 +14,11 @@ function(expect text regex why)
     message(FATAL_ERROR "${why}: expected '${regex}' in\n${text}")
   endif()
 endfunction()
+
+# expect_plain(TEXT words why): the same for words that hold a path, in which a regular expression may find meaning.
+function(expect_plain text words why)
+  string(FIND "${text}" "${words}" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "${why}: expected '${words}' in\n${text}")
+  endif()
+endfunction()
