@@ -60,7 +60,20 @@ class ProgressTest : public ::testing::Test {
     ::unsetenv("FLEET_TTY");
     ::unsetenv("FLEET_COLUMNS");
   }
-  void TearDown() override { SetUp(); }
+  void TearDown() override { ProgressTest::SetUp(); }
+};
+
+class ProgressOnATerminalTest : public ProgressTest {
+ protected:
+  void SetUp() override {
+    ProgressTest::SetUp();
+    int reader = -1;
+    int writer = -1;
+    if (::openpty(&reader, &writer, nullptr, nullptr, nullptr) != 0) {
+      GTEST_SKIP() << "this machine gives no pseudo terminal";
+    }
+    ::close(reader), ::close(writer);
+  }
 };
 
 std::vector<std::string> pieces(const std::string& text, char separator) {
@@ -70,7 +83,7 @@ std::vector<std::string> pieces(const std::string& text, char separator) {
   return result;
 }
 
-TEST_F(ProgressTest, RewritesOneLineOnATerminalAndTakesItAway) {
+TEST_F(ProgressOnATerminalTest, RewritesOneLineOnATerminalAndTakesItAway) {
   const Channel terminal = Channel::terminal(100);
   {
     Progress progress("epoch 1/5", 1000, {.fd = terminal.writer()});
@@ -83,7 +96,7 @@ TEST_F(ProgressTest, RewritesOneLineOnATerminalAndTakesItAway) {
   EXPECT_NE(text.find("loss 0.5"), std::string::npos);
 }
 
-TEST_F(ProgressTest, DrawsAboutTenTimesASecond) {
+TEST_F(ProgressOnATerminalTest, DrawsAboutTenTimesASecond) {
   const Channel terminal = Channel::terminal(60);
   const auto start = std::chrono::steady_clock::now();
   {
@@ -98,7 +111,7 @@ TEST_F(ProgressTest, DrawsAboutTenTimesASecond) {
   EXPECT_LE(drawn, 7);
 }
 
-TEST_F(ProgressTest, FitsTheTerminal) {
+TEST_F(ProgressOnATerminalTest, FitsTheTerminal) {
   for (const unsigned short columns : {10, 25, 40, 60, 200}) {
     const Channel terminal = Channel::terminal(columns);
     Progress progress("epoch 1/5", 100, {.fd = terminal.writer()});
@@ -110,7 +123,7 @@ TEST_F(ProgressTest, FitsTheTerminal) {
   }
 }
 
-TEST_F(ProgressTest, PrintsLinesAboveTheProgressLine) {
+TEST_F(ProgressOnATerminalTest, PrintsLinesAboveTheProgressLine) {
   const Channel terminal = Channel::terminal(40);
   Progress progress("work", 10, {.fd = terminal.writer()});
   progress.advance(1);
@@ -154,7 +167,7 @@ TEST_F(ProgressTest, BelievesFleetrunThatATerminalIsBehindThePipe) {
   EXPECT_EQ(text.find('\033'), 1u + 19u);
 }
 
-TEST_F(ProgressTest, WritesPlainLinesToATerminalThatCannotErase) {
+TEST_F(ProgressOnATerminalTest, WritesPlainLinesToATerminalThatCannotErase) {
   ::setenv("TERM", "dumb", 1);
   const Channel terminal = Channel::terminal(60);
   Progress progress("work", 10, {.fd = terminal.writer()});
