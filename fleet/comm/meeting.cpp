@@ -1,7 +1,5 @@
 #include "fleet/comm/meeting.h"
 
-#include <algorithm>
-
 #include "fleet/core/format.h"
 
 namespace fleet::comm {
@@ -14,7 +12,10 @@ std::string meet(Store table, int rank, int size, std::chrono::milliseconds limi
   const auto deadline = Clock::now() + limit;
   const auto is_there = [&](int other) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-    return table.wait_for(key(other), std::max(milliseconds(1), left));
+    // When the time is up, a question without a time limit: a rank that is there must not be
+    // missed.
+    return left > milliseconds(0) ? table.wait_for(key(other), left)
+                                  : table.try_get(key(other)).has_value();
   };
   std::string missing;
   for (int other = 0; other < size; ++other) {

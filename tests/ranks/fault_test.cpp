@@ -114,13 +114,13 @@ TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
 
 TEST(FaultTest, RankThatStaysAwayIsNamed) {
   for (const char* mode : {"absent", "early_exit"}) {
-    Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=6"}));
+    Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=4"}));
     const auto begin = Clock::now();
     EXPECT_EQ(ranks.wait(), 1) << ranks.output();
     EXPECT_LT(Clock::now() - begin, 20s);
     EXPECT_TRUE(
         matches(error_in(ranks.log(0)),
-                R"(\[comm\] rank 0 waited 6 s at 127\.0\.0\.1:\d+, and of 3 ranks these did not )"
+                R"(\[comm\] rank 0 waited 4 s at 127\.0\.0\.1:\d+, and of 3 ranks these did not )"
                 R"(come: 1\n)"))
         << ranks.log(0);
   }

@@ -18,7 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kArea = "fleetrun";
 constexpr auto kLookEvery = 50ms;
-constexpr auto kCollect = 300ms;      // a crash takes its peers down within milliseconds
+constexpr auto kCollect = 300ms;  // a crash takes its peers down within milliseconds
+constexpr auto kHear = 2000ms;  // until then its peers may say what they saw, and end by themselves
 constexpr auto kVerdictWait = 3s;     // for node 0's choice among several failures
 constexpr auto kFarewellMargin = 5s;  // beyond the grace that every node gives its ranks
 constexpr size_t kTailLines = 20;
@@ -126,7 +127,8 @@ std::optional<Failure> Launcher::gather(NodeLink& link) {
 }
 
 std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
-  std::optional<Clock::time_point> decide_at;
+  std::optional<Clock::time_point> failed_at;
+  std::vector<Failure> causes;  // those of the first moments; later ones are consequences
   bool failed_here = false;
   bool done_here = false;
   while (true) {
@@ -153,9 +155,11 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
     }
     const auto view = link.view();
     if (view.done == static_cast<int>(cluster_.nodes.size())) return std::nullopt;
-    if (!decide_at && (failed_here || !view.failures.empty())) decide_at = Clock::now() + kCollect;
-    if (decide_at && Clock::now() >= *decide_at && !view.failures.empty())
-      return Stop{view.failures, {SIGTERM}};
+    if (!failed_at && (failed_here || !view.failures.empty())) failed_at = Clock::now();
+    if (!failed_at) continue;
+    if (causes.empty() && Clock::now() >= *failed_at + kCollect) causes = view.failures;
+    const bool heard = crew.all_ended() || Clock::now() >= *failed_at + kHear;
+    if (!causes.empty() && heard) return Stop{causes, {SIGTERM}};
   }
 }
 
