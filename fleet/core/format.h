@@ -12,7 +12,7 @@ std::string vformat(fmt::string_view text, fmt::format_args args);
 /// in format.cpp, so that this costs a source next to nothing. LibTorch brings these headers.
 template <typename... T>
 std::string format(fmt::format_string<T...> text, T&&... args) {
-  return vformat(text.str, fmt::vargs<T...>{{args...}});
+  return ::fleet::vformat(text.str, fmt::vargs<T...>{{args...}});
 }
 
 }  // namespace fleet

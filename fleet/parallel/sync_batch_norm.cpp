@@ -45,7 +45,7 @@ struct Statistics {
 Statistics over_all_ranks(comm::Communicator& comm, const Tensor& x) {
   const auto dims = all_but_channels(x);
   const auto [var, mean] = torch::var_mean(x.to(torch::kFloat), dims, /*unbiased=*/false);
-  const auto count = static_cast<double>(x.numel() / x.size(1));
+  const auto count = static_cast<double>(x.numel()) / static_cast<double>(x.size(1));
   const auto own = torch::cat({mean.to(torch::kDouble), var.to(torch::kDouble),
                                torch::full({1}, count, mean.options().dtype(torch::kDouble))});
   const auto all = comm.all_gather(own, "batch norm statistics");
@@ -64,8 +64,9 @@ Statistics over_all_ranks(comm::Communicator& comm, const Tensor& x) {
 
 struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& weight,
-                        const std::optional<Tensor>& bias, Tensor running_mean, Tensor running_var,
-                        double momentum, double eps, std::shared_ptr<comm::Communicator> comm) {
+                        const std::optional<Tensor>& bias, const Tensor& running_mean,
+                        const Tensor& running_var, double momentum, double eps,
+                        std::shared_ptr<comm::Communicator> comm) {
     const auto stats = over_all_ranks(*comm, x);
     if (stats.count < 2) {
       throw Error("sync_batch_norm", "one value per channel over all ranks has no variance",
