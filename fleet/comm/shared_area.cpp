@@ -252,7 +252,8 @@ void* SharedArea::data() const {
   return impl_->ranks[static_cast<size_t>(impl_->comm->rank())].data();
 }
 
-std::shared_ptr<SharedArea> SharedArea::make(std::shared_ptr<Communicator> comm, int64_t bytes) {
+std::shared_ptr<SharedArea> SharedArea::make(const std::shared_ptr<Communicator>& comm,
+                                             int64_t bytes) {
   const char* told = std::getenv("FLEET_SHARED_MEMORY");
   const auto* const watch = comm->watch();
   bool possible = (told == nullptr || std::string_view(told) != "0") && watch != nullptr;

@@ -20,7 +20,7 @@ Adam::Adam(ModelHandle model, const AdamOptions& options)
   if (!(options.weight_decay >= 0)) {
     problems.push_back(format("weight_decay {} is negative", options.weight_decay));
   }
-  refuse(name(), problems);
+  refuse("Adam", problems);
 }
 
 void Adam::update(const torch::Tensor& values, const torch::Tensor& gradients,

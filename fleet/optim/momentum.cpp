@@ -16,7 +16,7 @@ Momentum::Momentum(ModelHandle model, const MomentumOptions& options)
   if (options.use_nesterov && options.momentum == 0) {
     problems.emplace_back("use_nesterov looks ahead along a momentum, and momentum is 0");
   }
-  refuse(name(), problems);
+  refuse("Momentum", problems);
 }
 
 void Momentum::update(const torch::Tensor& values, const torch::Tensor& gradients,

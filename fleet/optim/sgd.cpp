@@ -10,7 +10,7 @@ SGD::SGD(ModelHandle model, const SgdOptions& options)
   if (!(options.weight_decay >= 0)) {
     problems.push_back(format("weight_decay {} is negative", options.weight_decay));
   }
-  refuse(name(), problems);
+  refuse("SGD", problems);
 }
 
 void SGD::update(const torch::Tensor& values, const torch::Tensor& gradients,

@@ -67,7 +67,7 @@ struct DistributedOptimizer::State {
 };
 
 DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> optimizer,
-                                           DistributedStrategy strategy,
+                                           const DistributedStrategy& strategy,
                                            std::shared_ptr<comm::Communicator> comm)
     : state_(std::make_unique<State>()) {
   auto& s = *state_;

@@ -43,7 +43,8 @@ concept Batchlike = requires(const B& batch) {
 /// empty batch: it takes part without a say.
 class DistributedOptimizer {
  public:
-  DistributedOptimizer(std::unique_ptr<optim::Optimizer> optimizer, DistributedStrategy strategy,
+  DistributedOptimizer(std::unique_ptr<optim::Optimizer> optimizer,
+                       const DistributedStrategy& strategy,
                        std::shared_ptr<comm::Communicator> comm);
   ~DistributedOptimizer();
   DistributedOptimizer(DistributedOptimizer&&) noexcept;
