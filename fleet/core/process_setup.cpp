@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <thread>
 
@@ -26,9 +27,10 @@ bool keep_pages() {
 }  // namespace
 
 int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  std::array<cpu_set_t, 16> cores{};  // room for 16,384
+  if (sched_getaffinity(0, sizeof(cores), cores.data()) == 0) {
+    return std::max(1, CPU_COUNT_S(sizeof(cores), cores.data()));
+  }
   return std::max(1u, std::thread::hardware_concurrency());
 }
 

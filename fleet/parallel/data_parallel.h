@@ -39,7 +39,6 @@ std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallel
 struct ReducedHead {
   double weight = 0;  // sums over all ranks
   double loss = 0;
-  double used_ranks = 0;
   std::vector<bool> used;  // per span: some rank had a gradient
 };
 

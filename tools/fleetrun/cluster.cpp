@@ -1,15 +1,13 @@
 #include "tools/fleetrun/cluster.h"
 
-#include <sched.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <thread>
 
 #include "fleet/core/format.h"
+#include "fleet/core/process_setup.h"
 
 namespace fleet::launch {
 namespace {
@@ -40,14 +38,7 @@ int Cluster::first_rank() const {
   return static_cast<int>(ranks);
 }
 
-int allowed_cores() {
-  std::array<cpu_set_t, 16> cores{};  // room for 16,384
-  if (sched_getaffinity(0, sizeof(cores), cores.data()) == 0)
-    return CPU_COUNT_S(sizeof(cores), cores.data());
-  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-}
-
-int threads_per_rank(int local_ranks) { return std::max(1, allowed_cores() / local_ranks); }
+int threads_per_rank(int local_ranks) { return std::max(1, available_cores() / local_ranks); }
 
 Environment worker_environment(const Cluster& cluster, const Options& options,
                                const Attempt& attempt, int local_rank) {

@@ -46,6 +46,5 @@ Environment shown_environment(const Environment& environment);
 
 /// Threads that each rank of this node gets: the cores this process may use, shared out.
 int threads_per_rank(int local_ranks);
-int allowed_cores();
 
 }  // namespace fleet::launch

@@ -7,6 +7,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/process_setup.h"
 
 #include "tools/fleetrun/screens.h"
 
@@ -73,7 +74,7 @@ void Launcher::announce() const {
   const char* chosen = std::getenv("OMP_NUM_THREADS");
   const auto threads =
       chosen != nullptr ? format("OMP_NUM_THREADS={} as set", chosen)
-                        : format("{} of {} cores each", threads_per_rank(ranks), allowed_cores());
+                        : format("{} of {} cores each", threads_per_rank(ranks), available_cores());
   log::info(kArea, format("{} of {} here, {}; output in {}/workerlog.N",
                           ranks == 1 ? format("rank {}", first)
                                      : format("ranks {} to {}", first, first + ranks - 1),
