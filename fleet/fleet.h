@@ -16,6 +16,8 @@
 #include "fleet/metrics/progress.h"
 #include "fleet/metrics/step_line.h"
 #include "fleet/optim/adam.h"
+#include "fleet/optim/lamb.h"
+#include "fleet/optim/lars.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/optim/sgd.h"
 #include "fleet/parallel/data_parallel.h"

@@ -32,7 +32,8 @@ bool same_memory(const torch::Tensor& a, const torch::Tensor& b) {
 
 }  // namespace
 
-ParameterArena::ParameterArena(const ModelHandle& model) {
+ParameterArena::ParameterArena(const ModelHandle& model, const ArenaOptions& options)
+    : options_(options) {
   const auto parameters = model.parameters();
   lay_out(parameters);
   if (spans_.empty()) {
@@ -49,6 +50,12 @@ ParameterArena::ParameterArena(const ModelHandle& model) {
 }
 
 ParameterArena::~ParameterArena() = default;
+
+bool ParameterArena::has_master(const torch::Tensor& parameter) const {
+  if (!options_.working_dtype) return false;
+  return parameter.scalar_type() == *options_.working_dtype ||
+         (parameter.scalar_type() == torch::kFloat && parameter.dim() >= 2);
+}
 
 void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
   std::unordered_map<const void*, size_t> seen;
@@ -79,8 +86,8 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
   }
 
   // float comes last, since the head of floats lies in front of the last group.
-  const auto key = [](const ArenaSpan& span) {
-    const auto dtype = span.parameter.scalar_type();
+  const auto key = [&](const ArenaSpan& span) {
+    const auto dtype = has_master(span.parameter) ? torch::kFloat : span.parameter.scalar_type();
     return std::make_tuple(dtype == torch::kFloat ? 1 : 0, static_cast<int>(dtype),
                            span.parameter.device().str());
   };
@@ -92,8 +99,12 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
     if (groups_.empty()) return;
     auto& group = groups_.back();
     group.last_span = spans_.size();
-    const auto& like = spans_[group.first_span].parameter;
-    group.values = torch::zeros({length}, like.options().requires_grad(false));
+    const auto options = spans_[group.first_span].parameter.options().requires_grad(false);
+    const auto dtype = static_cast<torch::ScalarType>(std::get<1>(*current));
+    group.values = torch::zeros({length}, options.dtype(dtype));
+    if (options_.working_dtype && dtype == torch::kFloat) {
+      group.working = torch::zeros({length}, options.dtype(*options_.working_dtype));
+    }
     numel_ += length;
   };
   for (auto& span : found) {
@@ -105,7 +116,9 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
     }
     span.group = groups_.size() - 1;
     span.offset = length;
-    length = aligned(length + span.numel, span.parameter.element_size());
+    // Working copies, of half the size, are aligned too.
+    const int64_t element_size = options_.working_dtype ? 2 : span.parameter.element_size();
+    length = aligned(length + span.numel, element_size);
     spans_.push_back(std::move(span));
   }
   close_group();
@@ -160,7 +173,11 @@ void ParameterArena::adopt() {
   for (auto& span : spans_) {
     span.value = view_of(groups_[span.group].values, span.offset, span.parameter);
     span.value.copy_(span.parameter);
-    span.parameter.set_data(span.value);
+    if (has_master(span.parameter)) {
+      span.working = view_of(groups_[span.group].working, span.offset, span.parameter);
+      span.working.copy_(span.value);
+    }
+    span.parameter.set_data(span.working.defined() ? span.working : span.value);
   }
   std::vector<torch::Tensor> buffers;
   for (const auto& shape : buffer_shapes(groups_, head_length_)) {
@@ -186,12 +203,22 @@ void ParameterArena::place_gradients(void* memory, const std::shared_ptr<void>& 
   cut_gradients(buffers);
 }
 
-std::vector<torch::Tensor> ParameterArena::make_state(torch::ScalarType dtype) const {
+std::vector<torch::Tensor> ParameterArena::make_state() const {
   std::vector<torch::Tensor> state;
   for (const auto& group : groups_) {
-    state.push_back(torch::zeros({group.values.numel()}, group.values.options().dtype(dtype)));
+    const bool is_double = group.values.scalar_type() == torch::kDouble;
+    state.push_back(
+        torch::zeros({group.values.numel()},
+                     group.values.options().dtype(is_double ? torch::kDouble : torch::kFloat)));
   }
   return state;
+}
+
+void ParameterArena::refresh_working() {
+  const torch::NoGradGuard no_grad;
+  for (const auto& span : spans_) {
+    if (span.working.defined()) span.working.copy_(span.value);
+  }
 }
 
 torch::Tensor ParameterArena::head_and_gradients(int64_t elements) const {
@@ -205,7 +232,7 @@ void ParameterArena::set_listener(std::function<void(size_t)> listener) {
 
 void ParameterArena::begin_window() {
   for (auto& span : spans_) {
-    if (!same_memory(span.parameter, span.value)) {
+    if (!same_memory(span.parameter, span.working.defined() ? span.working : span.value)) {
       throw Error("arena",
                   format("parameter '{}' no longer lies in the arena: its data was replaced "
                          "(set_data, .to(...), load) after the optimizer was made",
@@ -223,7 +250,17 @@ void ParameterArena::land(size_t index) {
   auto& span = spans_[index];
   auto& gradient = span.parameter.mutable_grad();
   if (!gradient.defined()) return;
-  if (!same_memory(gradient, span.gradient)) {
+  if (span.working.defined()) {
+    const torch::NoGradGuard no_grad;
+    if (landed_[index]) {
+      span.gradient.add_(gradient);
+    } else if (gradient.layout() == torch::kStrided) {
+      span.gradient.copy_(gradient);
+    } else {
+      span.gradient.zero_().add_(gradient.to(torch::kFloat));
+    }
+    gradient = torch::Tensor();
+  } else if (!same_memory(gradient, span.gradient)) {
     const torch::NoGradGuard no_grad;
     if (gradient.layout() == torch::kStrided) {
       span.gradient.copy_(gradient);
@@ -240,6 +277,10 @@ void ParameterArena::end_window() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < spans_.size(); ++i) {
     auto& gradient = spans_[i].parameter.mutable_grad();
+    if (spans_[i].working.defined() && !gradient.defined()) {
+      if (!landed_[i]) spans_[i].gradient.zero_();
+      continue;
+    }
     if (!landed_[i] && !gradient.defined()) {
       spans_[i].gradient.zero_();
       gradient = spans_[i].gradient;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ struct ArenaSpan {
   torch::Tensor parameter;
   torch::Tensor value;  // views of the group's buffers with the parameter's sizes and strides
   torch::Tensor gradient;
+  torch::Tensor working;  // what the model computes with, when `value` is a master; else undefined
   size_t group = 0;
   int64_t offset = 0;
   int64_t numel = 0;
@@ -30,9 +32,16 @@ struct ArenaSpan {
 /// registration.
 struct ArenaGroup {
   torch::Tensor values;
+  torch::Tensor working;  // of the length of `values`; used by spans that have such a view
   torch::Tensor gradients;
   size_t first_span = 0;
   size_t last_span = 0;  // one past
+};
+
+struct ArenaOptions {
+  /// Give the model parameters of this type, and keep their masters and gradients in float: those
+  /// of two or more dimensions, and those that have the type already. Biases and norms stay float.
+  std::optional<torch::ScalarType> working_dtype = {};
 };
 
 /// Holds a model's trainable parameters and their gradients in flat, 64-byte aligned buffers; the
@@ -42,7 +51,7 @@ struct ArenaGroup {
 ///
 /// Gradients land in the arena while backward runs: the first of a window is copied in from the
 /// tensor that autograd made (cheaper than zeroing and adding), later ones are added in place by
-/// autograd itself.
+/// autograd itself. Gradients of working copies are added up in float, and leave `grad()` empty.
 ///
 /// In front of the last group's gradients lies the `head`: a few floats that ranks sum together
 /// with the gradients at no extra cost (weights, losses, and one flag per parameter: did it get a
@@ -55,7 +64,7 @@ struct ArenaGroup {
 ///   arena.groups()[0].values.sub_(arena.groups()[0].gradients, 0.1);
 class ParameterArena {
  public:
-  explicit ParameterArena(const ModelHandle& model);
+  explicit ParameterArena(const ModelHandle& model, const ArenaOptions& options = {});
   ~ParameterArena();
   ParameterArena(const ParameterArena&) = delete;
   ParameterArena& operator=(const ParameterArena&) = delete;
@@ -71,8 +80,11 @@ class ParameterArena {
   int64_t gradient_bytes() const;
   void place_gradients(void* memory, const std::shared_ptr<void>& owner);
 
-  /// Zeroed buffers of the groups' lengths, for optimizer state.
-  std::vector<torch::Tensor> make_state(torch::ScalarType dtype = torch::kFloat) const;
+  /// Zeroed buffers of the groups' lengths, for optimizer state: double for double, else float.
+  std::vector<torch::Tensor> make_state() const;
+
+  /// Rounds the masters into the working copies, after the masters were written.
+  void refresh_working();
 
   /// Forgets all gradients: `grad()` is undefined until the next backward, as after torch's own
   /// zero_grad.
@@ -99,10 +111,12 @@ class ParameterArena {
 
  private:
   void lay_out(const std::vector<NamedTensor>& parameters);
+  bool has_master(const torch::Tensor& parameter) const;
   void adopt();
   void cut_gradients(const std::vector<torch::Tensor>& buffers);
   void land(size_t span);
 
+  ArenaOptions options_;
   std::vector<ArenaGroup> groups_;
   std::vector<ArenaSpan> spans_;
   std::vector<NamedTensor> frozen_;

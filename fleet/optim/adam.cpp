@@ -7,36 +7,74 @@
 namespace fleet::optim {
 
 Adam::Adam(ModelHandle model, const AdamOptions& options)
-    : Optimizer(std::move(model), options.lr), options_(options) {
+    : Adam("Adam", std::move(model), options, /*decoupled=*/false) {}
+
+AdamW::AdamW(ModelHandle model, const AdamWOptions& options)
+    : Adam("AdamW", std::move(model),
+           {.lr = options.lr,
+            .beta1 = options.beta1,
+            .beta2 = options.beta2,
+            .epsilon = options.epsilon,
+            .weight_decay = options.weight_decay,
+            .max_grad_norm = options.max_grad_norm,
+            .groups = options.groups},
+           /*decoupled=*/true) {}
+
+Adam::Adam(std::string_view name, ModelHandle model, const AdamOptions& options, bool decoupled)
+    : Optimizer(std::move(model), {.lr = options.lr,
+                                   .weight_decay = options.weight_decay,
+                                   .max_grad_norm = options.max_grad_norm,
+                                   .groups = options.groups}),
+      options_(options),
+      decoupled_(decoupled) {
   std::vector<std::string> problems;
-  const auto unit = [&](const char* what, double value) {
-    if (!(value >= 0 && value < 1))
-      problems.push_back(format("{} {} is outside [0, 1)", what, value));
-  };
-  unit("beta1", options.beta1);
-  unit("beta2", options.beta2);
-  if (!(options.epsilon > 0))
+  want_unit(problems, "beta1", options.beta1);
+  want_unit(problems, "beta2", options.beta2);
+  if (!(options.epsilon > 0)) {
     problems.push_back(format("epsilon {} is not above 0", options.epsilon));
-  if (!(options.weight_decay >= 0)) {
-    problems.push_back(format("weight_decay {} is negative", options.weight_decay));
   }
-  refuse("Adam", problems);
+  want_not_negative(problems, "weight_decay", options.weight_decay);
+  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  refuse(name, problems);
 }
 
-void Adam::update(const torch::Tensor& values, const torch::Tensor& gradients,
-                  std::vector<torch::Tensor>& state) {
-  auto& moment1 = state[0];
-  auto& moment2 = state[1];
-  const auto gradient = options_.weight_decay != 0
-                            ? gradients.to(moment1.scalar_type()).add(values, options_.weight_decay)
-                            : gradients.to(moment1.scalar_type());
+void Adam::prepare() {
   const auto t = static_cast<double>(steps_);
-  const double correction1 = 1 - std::pow(options_.beta1, t);
-  const double correction2 = 1 - std::pow(options_.beta2, t);
-  moment1.mul_(options_.beta1).add_(gradient, 1 - options_.beta1);
-  moment2.mul_(options_.beta2).addcmul_(gradient, gradient, 1 - options_.beta2);
-  const auto denominator = moment2.sqrt().div_(std::sqrt(correction2)).add_(options_.epsilon);
-  values.sub_(moment1.div(denominator).mul_(lr_ / correction1));
+  correction1_ = 1 - std::pow(options_.beta1, t);
+  correction2_ = 1 - std::pow(options_.beta2, t);
+}
+
+void Adam::apply(const Run& run) {
+  const auto& of = settings_[run.span];
+  const double lr = lr_ * of.lr_scale;
+  ops::update_kernels().adam({.gradient_scale = run.gradient_scale,
+                              .l2 = static_cast<float>(decoupled_ ? 0 : of.weight_decay),
+                              .keep = static_cast<float>(decoupled_ ? 1 - lr * of.weight_decay : 1),
+                              .beta1 = static_cast<float>(options_.beta1),
+                              .beta2 = static_cast<float>(options_.beta2),
+                              .rest1 = static_cast<float>(1 - options_.beta1),
+                              .rest2 = static_cast<float>(1 - options_.beta2),
+                              .step = static_cast<float>(lr / correction1_),
+                              .root_correction = static_cast<float>(1 / std::sqrt(correction2_)),
+                              .epsilon = static_cast<float>(options_.epsilon)},
+                             run.value, run.gradient, run.state[0], run.state[1], run.length,
+                             run.low);
+}
+
+void Adam::apply(Whole& whole) {
+  const auto& of = settings_[whole.span];
+  const double lr = lr_ * of.lr_scale;
+  auto& moment1 = whole.state[0];
+  auto& moment2 = whole.state[1];
+  if (decoupled_) {
+    whole.value.mul_(1 - lr * of.weight_decay);
+  } else {
+    whole.gradient.add_(whole.value, of.weight_decay);
+  }
+  moment1.mul_(options_.beta1).add_(whole.gradient, 1 - options_.beta1);
+  moment2.mul_(options_.beta2).addcmul_(whole.gradient, whole.gradient, 1 - options_.beta2);
+  const auto denominator = moment2.sqrt().div_(std::sqrt(correction2_)).add_(options_.epsilon);
+  whole.value.addcdiv_(moment1, denominator, -lr / correction1_);
 }
 
 }  // namespace fleet::optim

@@ -9,7 +9,9 @@ struct AdamOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
-  double weight_decay = 0;  // L2: added to the gradient
+  double weight_decay = 0;   // L2: added to the gradient
+  double max_grad_norm = 0;  // clip all gradients together to this norm; 0: do not
+  std::vector<ParameterGroup> groups = {};
 };
 
 /// Kingma and Ba, arXiv 1412.6980: m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
@@ -20,12 +22,36 @@ class Adam : public Optimizer {
   std::string_view name() const override { return "Adam"; }
   const AdamOptions& options() const { return options_; }
 
+ protected:
+  Adam(std::string_view name, ModelHandle model, const AdamOptions& options, bool decoupled);
+
  private:
   std::vector<std::string> state_names() const override { return {"moment1", "moment2"}; }
-  void update(const torch::Tensor& values, const torch::Tensor& gradients,
-              std::vector<torch::Tensor>& state) override;
+  void prepare() override;
+  void apply(const Run& run) override;
+  void apply(Whole& whole) override;
 
   AdamOptions options_;
+  bool decoupled_ = false;
+  double correction1_ = 1;  // 1 - b1^t
+  double correction2_ = 1;
+};
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0.01;  // decoupled: p shrinks by lr * weight_decay, whatever the gradient
+  double max_grad_norm = 0;    // clip all gradients together to this norm; 0: do not
+  std::vector<ParameterGroup> groups = {};
+};
+
+/// Loshchilov and Hutter, arXiv 1711.05101: Adam whose decay does not pass through its moments.
+class AdamW : public Adam {
+ public:
+  AdamW(ModelHandle model, const AdamWOptions& options = {});
+  std::string_view name() const override { return "AdamW"; }
 };
 
 }  // namespace fleet::optim

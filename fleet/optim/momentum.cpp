@@ -1,37 +1,41 @@
 #include "fleet/optim/momentum.h"
 
-#include "fleet/core/format.h"
-
 namespace fleet::optim {
 
 Momentum::Momentum(ModelHandle model, const MomentumOptions& options)
-    : Optimizer(std::move(model), options.lr), options_(options) {
+    : Optimizer(std::move(model), {.lr = options.lr,
+                                   .weight_decay = options.weight_decay,
+                                   .max_grad_norm = options.max_grad_norm,
+                                   .groups = options.groups}),
+      options_(options) {
   std::vector<std::string> problems;
-  if (!(options.momentum >= 0 && options.momentum < 1)) {
-    problems.push_back(format("momentum {} is outside [0, 1)", options.momentum));
-  }
-  if (!(options.weight_decay >= 0)) {
-    problems.push_back(format("weight_decay {} is negative", options.weight_decay));
-  }
+  want_unit(problems, "momentum", options.momentum);
+  want_not_negative(problems, "weight_decay", options.weight_decay);
+  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
   if (options.use_nesterov && options.momentum == 0) {
     problems.emplace_back("use_nesterov looks ahead along a momentum, and momentum is 0");
   }
   refuse("Momentum", problems);
 }
 
-void Momentum::update(const torch::Tensor& values, const torch::Tensor& gradients,
-                      std::vector<torch::Tensor>& state) {
-  auto& velocity = state[0];
-  const double wd = options_.weight_decay;
-  velocity.mul_(options_.momentum).add_(gradients);
-  if (wd != 0) velocity.add_(values, wd);
-  if (options_.use_nesterov) {
-    // p -= lr * (g + wd p + momentum v), with the p of before on the right-hand side.
-    if (wd != 0) values.mul_(1 - lr_ * wd);
-    values.add_(gradients, -lr_).add_(velocity, -lr_ * options_.momentum);
-  } else {
-    values.add_(velocity, -lr_);
-  }
+void Momentum::apply(const Run& run) {
+  const auto& of = settings_[run.span];
+  ops::update_kernels().momentum({.gradient_scale = run.gradient_scale,
+                                  .weight_decay = static_cast<float>(of.weight_decay),
+                                  .momentum = static_cast<float>(options_.momentum),
+                                  .inner = 1,
+                                  .outer = static_cast<float>(lr_ * of.lr_scale),
+                                  .nesterov = options_.use_nesterov},
+                                 run.value, run.gradient, run.state[0], run.length, run.low);
+}
+
+void Momentum::apply(Whole& whole) {
+  const auto& of = settings_[whole.span];
+  const auto d = whole.gradient + whole.value * of.weight_decay;
+  auto& velocity = whole.state[0];
+  velocity.mul_(options_.momentum).add_(d);
+  const auto direction = options_.use_nesterov ? d + velocity * options_.momentum : velocity;
+  whole.value.sub_(direction * (lr_ * of.lr_scale));
 }
 
 }  // namespace fleet::optim

@@ -9,6 +9,8 @@ struct MomentumOptions {
   double momentum = 0.9;
   double weight_decay = 0;  // L2: added to the gradient
   bool use_nesterov = false;
+  double max_grad_norm = 0;  // clip all gradients together to this norm; 0: do not
+  std::vector<ParameterGroup> groups = {};
 };
 
 /// d = g + weight_decay * p;  v = momentum * v + d;  p -= lr * v, or lr * (d + momentum * v) with
@@ -21,8 +23,8 @@ class Momentum : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {"velocity"}; }
-  void update(const torch::Tensor& values, const torch::Tensor& gradients,
-              std::vector<torch::Tensor>& state) override;
+  void apply(const Run& run) override;
+  void apply(Whole& whole) override;
 
   MomentumOptions options_;
 };

@@ -4,33 +4,18 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/optim/gradient_health.h"
 
 namespace fleet::optim {
 
-std::vector<UpdateRange> update_ranges(const ParameterArena& arena, const std::vector<bool>& used) {
-  FLEET_ASSERT(used.size() == arena.spans().size(), "one flag per span");
-  std::vector<UpdateRange> ranges;
-  for (size_t g = 0; g < arena.groups().size(); ++g) {
-    const auto& group = arena.groups()[g];
-    bool open = false;
-    for (size_t i = group.first_span; i < group.last_span; ++i) {
-      if (!used[i]) {
-        open = false;
-        continue;
-      }
-      const int64_t end =
-          i + 1 < group.last_span ? arena.spans()[i + 1].offset : group.values.numel();
-      if (!open) ranges.push_back({g, arena.spans()[i].offset, end});
-      ranges.back().end = end;
-      open = true;
-    }
-  }
-  return ranges;
+Optimizer::Optimizer(ModelHandle model, Common common)
+    : model_(std::move(model)),
+      max_grad_norm_(common.max_grad_norm),
+      groups_(std::move(common.groups)) {
+  set_lr(common.lr);
+  settings_.push_back({.weight_decay = common.weight_decay});  // of every span, until bound
 }
 
-Optimizer::Optimizer(ModelHandle model, double lr) : model_(std::move(model)), lr_(lr) {
-  set_lr(lr);
-}
 Optimizer::~Optimizer() = default;
 
 void Optimizer::set_lr(double lr) {
@@ -42,30 +27,142 @@ void Optimizer::set_lr(double lr) {
 }
 
 void Optimizer::bind(ParameterArena& arena) {
+  FLEET_ASSERT(arena_ == nullptr, "an optimizer is bound once");
+  const auto of_all = settings_.front();
+  settings_.assign(arena.spans().size(), of_all);
+  settle(arena, settings_);
+  apply_groups(name(), arena, groups_, settings_);
   arena_ = &arena;
+  blocks_ = std::make_unique<ArenaBlocks>(arena);
+  ratios_.assign(arena.spans().size(), 1);
   state_.clear();
   for (auto& name : state_names()) state_.push_back({std::move(name), arena.make_state()});
 }
 
-void Optimizer::step(const std::vector<UpdateRange>& ranges) {
+double Optimizer::clipping(const std::vector<bool>& used, const StepInput& input) const {
+  if (max_grad_norm_ == 0) return 1;
+  double norm = input.gradient_norm.value_or(0);
+  if (!input.gradient_norm) {
+    const auto health = gradient_health(*arena_, *blocks_);
+    if (!health.is_finite()) {
+      throw Error(name(),
+                  format("the gradient of '{}' is not finite, so there is no norm to clip to; "
+                         "nothing was updated",
+                         arena_->spans()[*health.first_bad].name),
+                  "lower the learning rate, warm it up, or look for bad samples");
+    }
+    norm = health.norm;
+  }
+  // The small term is torch's clip_grad_norm_'s.
+  return std::min(1.0, max_grad_norm_ / (norm * std::abs(input.gradient_scale) + 1e-6));
+}
+
+void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   FLEET_ASSERT(arena_ != nullptr, "step() before bind()");
   const torch::NoGradGuard no_grad;
+  const auto all = used.empty() ? std::vector<bool>(arena_->spans().size(), true) : used;
+  blocks_->choose(all);
+  const double gradient_scale = input.gradient_scale * clipping(all, input);
   ++steps_;
-  std::vector<torch::Tensor> state(state_.size());
-  for (const auto& range : ranges) {
-    const auto& group = arena_->groups()[range.group];
-    const int64_t length = range.end - range.begin;
-    for (size_t s = 0; s < state_.size(); ++s) {
-      state[s] = state_[s].groups[range.group].narrow(0, range.begin, length);
+  trust_ratios_.clear();
+  prepare();
+  for (size_t g = 0; g < arena_->groups().size(); ++g) {
+    if (is_fused(arena_->groups()[g])) {
+      step_fused(g, gradient_scale);
+    } else {
+      step_by_ops(g, all, gradient_scale);
     }
-    update(group.values.narrow(0, range.begin, length),
-           group.gradients.narrow(0, range.begin, length), state);
+  }
+}
+
+Optimizer::Run Optimizer::run_of(const Block& block, double gradient_scale) const {
+  const auto& group = arena_->groups()[arena_->spans()[block.span].group];
+  Run run;
+  run.span = block.span;
+  run.value = group.values.mutable_data_ptr<float>() + block.begin;
+  run.gradient = group.gradients.const_data_ptr<float>() + block.begin;
+  for (size_t s = 0; s < state_.size(); ++s) {
+    run.state[s] =
+        state_[s].groups[arena_->spans()[block.span].group].mutable_data_ptr<float>() + block.begin;
+  }
+  run.length = block.length;
+  if (arena_->spans()[block.span].working.defined()) {
+    run.low = static_cast<uint16_t*>(group.working.mutable_data_ptr()) + block.begin;
+  }
+  run.gradient_scale = static_cast<float>(gradient_scale);
+  return run;
+}
+
+void Optimizer::step_fused(size_t group, double gradient_scale) {
+  const auto apply_all = [&](const ArenaBlocks::Batch& batch) {
+    blocks_->for_each(batch, [&](size_t i) { apply(run_of((*blocks_)[i], gradient_scale)); });
+  };
+  if (!has_trust_ratio()) return apply_all(blocks_->of_group(group));
+
+  sums_.resize(blocks_->count());
+  for (const auto& batch : blocks_->cached_batches(group)) {
+    blocks_->for_each(batch,
+                      [&](size_t i) { sums_[i] = measure(run_of((*blocks_)[i], gradient_scale)); });
+    for (size_t i = batch.first; i < batch.last;) {
+      const size_t span = (*blocks_)[i].span;
+      ops::SquareSums sums = {0, 0};
+      for (; i < batch.last && (*blocks_)[i].span == span; ++i) {
+        sums.value += sums_[i].value;
+        sums.update += sums_[i].update;
+      }
+      keep_trust(span, std::sqrt(sums.value), std::sqrt(sums.update));
+    }
+    apply_all(batch);
+  }
+}
+
+void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale) {
+  const auto& arena_group = arena_->groups()[group];
+  for (size_t i = arena_group.first_span; i < arena_group.last_span; ++i) {
+    const auto& span = arena_->spans()[i];
+    if (!used[i] || span.numel == 0) continue;
+    const auto cut = [&](const torch::Tensor& flat) {
+      return flat.narrow(0, span.offset, span.numel);
+    };
+    const auto value = cut(arena_group.values);
+    const auto dtype = value.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
+    Whole whole;
+    whole.span = i;
+    whole.value = value.to(dtype);
+    whole.gradient = cut(arena_group.gradients).to(dtype) * gradient_scale;
+    for (size_t s = 0; s < state_.size(); ++s) whole.state[s] = cut(state_[s].groups[group]);
+    apply(whole);
+    if (whole.value.scalar_type() != value.scalar_type()) value.copy_(whole.value);
+    if (span.working.defined()) span.working.copy_(span.value);
+  }
+}
+
+ops::SquareSums Optimizer::measure(const Run&) { return {0, 0}; }
+double Optimizer::trust(size_t, double, double) { return 1; }
+
+void Optimizer::keep_trust(size_t span, double value_norm, double update_norm) {
+  ratios_[span] = trust(span, value_norm, update_norm);
+  if (settings_[span].use_trust_ratio) {
+    trust_ratios_.push_back({arena_->spans()[span].name, ratios_[span], value_norm, update_norm});
   }
 }
 
 void refuse(std::string_view optimizer, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
   throw Error::all("optim", format("these options of {} make no sense:", optimizer), problems);
+}
+
+void want_unit(std::vector<std::string>& problems, std::string_view what, double value) {
+  if (!(value >= 0 && value < 1)) {
+    problems.push_back(format("{} {} is outside [0, 1)", what, value));
+  }
+}
+
+void want_not_negative(std::vector<std::string>& problems, std::string_view what, double value) {
+  if (!(std::isfinite(value) && value >= 0)) {
+    problems.push_back(
+        format("{} {} is {}", what, value, value < 0 ? "negative" : "not a finite number"));
+  }
 }
 
 }  // namespace fleet::optim

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,18 +11,11 @@
 
 #include "fleet/core/model_handle.h"
 #include "fleet/core/parameter_arena.h"
+#include "fleet/ops/update_kernels.h"
+#include "fleet/optim/arena_blocks.h"
+#include "fleet/optim/parameter_group.h"
 
 namespace fleet::optim {
-
-/// A run of elements of one arena group that is updated in one go.
-struct UpdateRange {
-  size_t group = 0;
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-/// The runs that cover the spans whose flag is set; all spans of a group in one run when all are.
-std::vector<UpdateRange> update_ranges(const ParameterArena& arena, const std::vector<bool>& used);
 
 /// Optimizer state under a name, for snapshots: one flat tensor per arena group.
 struct NamedState {
@@ -28,14 +23,32 @@ struct NamedState {
   std::vector<torch::Tensor> groups;
 };
 
-/// Updates an arena's parameters from its gradients. An optimizer is made with the model and bound
-/// to the arena by `bind`, which `distributed_optimizer` does; alone, it is used with an arena of
-/// its own:
+/// How LARS or LAMB scaled one parameter's update in the last step.
+struct TrustRatio {
+  std::string name;
+  double ratio = 1;
+  double value_norm = 0;
+  double update_norm = 0;  // LARS: of the gradient
+};
+
+/// What the update loop knows about the gradients that an optimizer is to use.
+struct StepInput {
+  double gradient_scale = 1;                 // times every gradient, as it is read
+  std::optional<double> gradient_norm = {};  // of the gradients as they lie there, if known
+};
+
+/// Updates an arena's parameters from its gradients, in one or two fused passes over memory. An
+/// optimizer is made with the model and bound to the arena by `bind`, which `distributed_optimizer`
+/// does; alone, it is used with an arena of its own:
 ///
 ///   optim::Momentum momentum(net, {.lr = 0.1});
 ///   ParameterArena arena(net);
 ///   momentum.bind(arena);
-///   momentum.step(update_ranges(arena, all_used));
+///   arena.begin_window();  loss.backward();  arena.end_window();
+///   momentum.step();
+///
+/// Results do not depend on the number of threads. Float on the CPU takes the fused kernels;
+/// other types and devices take the engine's ops, to the same formulas.
 class Optimizer {
  public:
   virtual ~Optimizer();
@@ -44,38 +57,96 @@ class Optimizer {
   virtual std::string_view name() const = 0;
   const ModelHandle& model() const { return model_; }
 
-  /// Allocates the state.
+  /// Allocates the state and finds what holds for each parameter.
   void bind(ParameterArena& arena);
-  /// One update of `ranges`; `grad()` must be whole (ParameterArena::end_window).
-  void step(const std::vector<UpdateRange>& ranges);
+
+  /// One update of the spans whose flag is set (none given: of all); the gradients must be whole
+  /// (ParameterArena::end_window). Clips to `max_grad_norm` first.
+  void step(const std::vector<bool>& used = {}, const StepInput& input = {});
 
   double lr() const { return lr_; }
   void set_lr(double lr);
+  double max_grad_norm() const { return max_grad_norm_; }  // 0: no clipping
 
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   const std::vector<NamedState>& state() const { return state_; }
+  const std::vector<SpanSettings>& settings() const { return settings_; }
+
+  /// Of the parameters that have one; empty for optimizers without.
+  const std::vector<TrustRatio>& trust_ratios() const { return trust_ratios_; }
 
  protected:
-  Optimizer(ModelHandle model, double lr);
+  /// What all optimizers' options hold.
+  struct Common {
+    double lr = 0;
+    double weight_decay = 0;
+    double max_grad_norm = 0;
+    std::vector<ParameterGroup> groups = {};
+  };
+  /// A run of one parameter, for the fused kernels.
+  struct Run {
+    size_t span = 0;
+    float* value = nullptr;
+    const float* gradient = nullptr;
+    std::array<float*, 2> state = {};
+    int64_t length = 0;
+    uint16_t* low = nullptr;
+    float gradient_scale = 1;
+  };
+  /// One whole parameter, for the engine's ops.
+  struct Whole {
+    size_t span = 0;
+    torch::Tensor value;
+    torch::Tensor gradient;  // scaled already
+    std::array<torch::Tensor, 2> state = {};
+  };
 
-  /// Names of the state tensors that the arena is to hold for this optimizer.
+  Optimizer(ModelHandle model, Common common);
+
+  /// Names of the state tensors, two at most.
   virtual std::vector<std::string> state_names() const = 0;
-  /// Updates one run. `state` holds the same run of every state tensor, in the order of
-  /// `state_names`.
-  virtual void update(const torch::Tensor& values, const torch::Tensor& gradients,
-                      std::vector<torch::Tensor>& state) = 0;
+  /// Changes what holds for each span before `groups` do.
+  virtual void settle(const ParameterArena& /*arena*/, std::vector<SpanSettings>& /*settings*/) {}
+  /// Once per step, before the passes: `steps()` counts this one already.
+  virtual void prepare() {}
+
+  /// Optimizers with a trust ratio make two passes: `measure` all runs of a span, then `trust` with
+  /// their sums, then `apply`.
+  virtual bool has_trust_ratio() const { return false; }
+  virtual ops::SquareSums measure(const Run& run);
+  virtual double trust(size_t span, double value_norm, double update_norm);
+  virtual void apply(const Run& run) = 0;
+  virtual void apply(Whole& whole) = 0;
+
+  /// `trust` with what is reported about it.
+  void keep_trust(size_t span, double value_norm, double update_norm);
 
   ModelHandle model_;
-  double lr_;
+  double lr_ = 0;
   int64_t steps_ = 0;  // updates done, counting the one under way
+  std::vector<SpanSettings> settings_;
+  std::vector<double> ratios_;  // of each span in this step
 
  private:
+  double clipping(const std::vector<bool>& used, const StepInput& input) const;
+  void step_fused(size_t group, double gradient_scale);
+  void step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale);
+  Run run_of(const Block& block, double gradient_scale) const;
+
+  double max_grad_norm_ = 0;
+  std::vector<ParameterGroup> groups_;
   ParameterArena* arena_ = nullptr;
   std::vector<NamedState> state_;
+  std::unique_ptr<ArenaBlocks> blocks_;
+  std::vector<ops::SquareSums> sums_;  // one per block
+  std::vector<TrustRatio> trust_ratios_;
 };
 
 /// Throws one Error for all of `problems`, if any; optimizers check their options with it.
 void refuse(std::string_view optimizer, const std::vector<std::string>& problems);
+/// Adds a problem unless `value` is in [0, 1), or at least 0.
+void want_unit(std::vector<std::string>& problems, std::string_view what, double value);
+void want_not_negative(std::vector<std::string>& problems, std::string_view what, double value);
 
 }  // namespace fleet::optim

@@ -1,22 +1,29 @@
 #include "fleet/optim/sgd.h"
 
-#include "fleet/core/format.h"
-
 namespace fleet::optim {
 
 SGD::SGD(ModelHandle model, const SgdOptions& options)
-    : Optimizer(std::move(model), options.lr), options_(options) {
+    : Optimizer(std::move(model), {.lr = options.lr,
+                                   .weight_decay = options.weight_decay,
+                                   .max_grad_norm = options.max_grad_norm,
+                                   .groups = options.groups}) {
   std::vector<std::string> problems;
-  if (!(options.weight_decay >= 0)) {
-    problems.push_back(format("weight_decay {} is negative", options.weight_decay));
-  }
+  want_not_negative(problems, "weight_decay", options.weight_decay);
+  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
   refuse("SGD", problems);
 }
 
-void SGD::update(const torch::Tensor& values, const torch::Tensor& gradients,
-                 std::vector<torch::Tensor>&) {
-  if (options_.weight_decay != 0) values.mul_(1 - lr_ * options_.weight_decay);
-  values.add_(gradients, -lr_);
+void SGD::apply(const Run& run) {
+  const auto& of = settings_[run.span];
+  ops::update_kernels().sgd({.gradient_scale = run.gradient_scale,
+                             .weight_decay = static_cast<float>(of.weight_decay),
+                             .lr = static_cast<float>(lr_ * of.lr_scale)},
+                            run.value, run.gradient, run.length, run.low);
+}
+
+void SGD::apply(Whole& whole) {
+  const auto& of = settings_[whole.span];
+  whole.value.sub_((whole.gradient + whole.value * of.weight_decay) * (lr_ * of.lr_scale));
 }
 
 }  // namespace fleet::optim

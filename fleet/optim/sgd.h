@@ -6,7 +6,9 @@ namespace fleet::optim {
 
 struct SgdOptions {
   double lr = 0.01;
-  double weight_decay = 0;  // L2: added to the gradient
+  double weight_decay = 0;   // L2: added to the gradient
+  double max_grad_norm = 0;  // clip all gradients together to this norm; 0: do not
+  std::vector<ParameterGroup> groups = {};
 };
 
 /// p -= lr * (g + weight_decay * p)
@@ -17,10 +19,8 @@ class SGD : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {}; }
-  void update(const torch::Tensor& values, const torch::Tensor& gradients,
-              std::vector<torch::Tensor>& state) override;
-
-  SgdOptions options_;
+  void apply(const Run& run) override;
+  void apply(Whole& whole) override;
 };
 
 }  // namespace fleet::optim

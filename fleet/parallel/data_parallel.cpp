@@ -158,6 +158,7 @@ void DataParallel::broadcast(const ModelHandle& model) {
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   check_same_model(*comm_, tensors);
   for (const auto& group : arena_.groups()) comm_->broadcast(group.values, 0, "parameters");
+  arena_.refresh_working();
   auto rest = arena_.frozen();
   rest.insert(rest.end(), buffers.begin(), buffers.end());
   for (const auto& [name, tensor] : rest) {

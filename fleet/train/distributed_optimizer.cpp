@@ -168,7 +168,7 @@ UpdateReport DistributedOptimizer::update(const std::vector<Part>& parts) {
   }
   s.make_means(reduced.weight);
   const double lr = s.optimizer->lr();
-  s.optimizer->step(optim::update_ranges(*s.arena, reduced.used));
+  s.optimizer->step(reduced.used);
 
   UpdateReport report;
   report.update = updates();

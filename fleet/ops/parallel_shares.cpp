@@ -1,0 +1,15 @@
+#include "fleet/ops/parallel_shares.h"
+
+#include <ATen/Parallel.h>
+
+namespace fleet::ops {
+
+int64_t share_count() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+void parallel_shares(int64_t shares, const std::function<void(int64_t)>& work) {
+  at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) work(i);
+  });
+}
+
+}  // namespace fleet::ops

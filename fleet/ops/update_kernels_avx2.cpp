@@ -1,0 +1,8 @@
+#define FLEET_KERNELS_NAME "avx2"
+#define FLEET_VECTOR_BYTES 32
+#include "fleet/ops/update_kernels.inl"
+
+namespace fleet::ops {
+extern const UpdateKernels kUpdateKernels_avx2;
+const UpdateKernels kUpdateKernels_avx2 = kKernels;
+}  // namespace fleet::ops

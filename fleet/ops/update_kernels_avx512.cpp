@@ -1,0 +1,8 @@
+#define FLEET_KERNELS_NAME "avx512"
+#define FLEET_VECTOR_BYTES 64
+#include "fleet/ops/update_kernels.inl"
+
+namespace fleet::ops {
+extern const UpdateKernels kUpdateKernels_avx512;
+const UpdateKernels kUpdateKernels_avx512 = kKernels;
+}  // namespace fleet::ops

@@ -1,0 +1,8 @@
+#define FLEET_KERNELS_NAME "generic"
+#define FLEET_VECTOR_BYTES 16
+#include "fleet/ops/update_kernels.inl"
+
+namespace fleet::ops {
+extern const UpdateKernels kUpdateKernels_generic;
+const UpdateKernels kUpdateKernels_generic = kKernels;
+}  // namespace fleet::ops

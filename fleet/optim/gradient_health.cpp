@@ -1,0 +1,44 @@
+#include "fleet/optim/gradient_health.h"
+
+#include <cmath>
+
+#include "fleet/ops/update_kernels.h"
+
+namespace fleet::optim {
+namespace {
+
+double square_sum_by_ops(const torch::Tensor& gradient) {
+  return gradient.to(torch::kDouble).square().sum().item<double>();
+}
+
+}  // namespace
+
+GradientHealth gradient_health(const ParameterArena& arena, const ArenaBlocks& blocks) {
+  const torch::NoGradGuard no_grad;
+  const auto& kernels = ops::update_kernels();
+  std::vector<double> sums(blocks.count());
+  for (size_t g = 0; g < arena.groups().size(); ++g) {
+    const auto& gradients = arena.groups()[g].gradients;
+    const auto batch = blocks.of_group(g);
+    if (is_fused(arena.groups()[g])) {
+      const auto* const data = gradients.const_data_ptr<float>();
+      blocks.for_each(batch, [&](size_t i) {
+        sums[i] = kernels.square_sum(data + blocks[i].begin, blocks[i].length);
+      });
+    } else {
+      for (size_t i = batch.first; i < batch.last; ++i) {
+        sums[i] = square_sum_by_ops(gradients.narrow(0, blocks[i].begin, blocks[i].length));
+      }
+    }
+  }
+  GradientHealth health;
+  double sum = 0;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    sum += sums[i];
+    if (!health.first_bad && !std::isfinite(sums[i])) health.first_bad = blocks[i].span;
+  }
+  health.norm = std::sqrt(sum);
+  return health;
+}
+
+}  // namespace fleet::optim

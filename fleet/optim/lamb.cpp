@@ -1,0 +1,148 @@
+#include "fleet/optim/lamb.h"
+
+#include <array>
+#include <cmath>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/nearest_name.h"
+
+namespace fleet::optim {
+namespace {
+
+struct NamedRule {
+  std::string_view name;
+  LambRule rule;
+};
+
+// Read in the sources of these libraries; docs/strategies/lamb.md has the table with constants.
+constexpr std::array kRules = {
+    NamedRule{"fleet", {}},
+    NamedRule{"paper", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    NamedRule{"paddle", {.exclude_bias_and_norm = false}},
+    NamedRule{"apex", {.exclude_bias_and_norm = false}},
+    NamedRule{"nvlamb", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    NamedRule{"deepspeed",
+              {.bias_correction = BiasCorrection::kStep,
+               .adapt_without_decay = true,
+               .min_ratio = 0.01,
+               .max_ratio = 10,
+               .exclude_bias_and_norm = false}},
+    NamedRule{"timm", {.exclude_bias_and_norm = false}},
+    NamedRule{"timm_trust_clip", {.max_ratio = 1, .exclude_bias_and_norm = false}},
+};
+
+}  // namespace
+
+std::vector<std::string> lamb_rule_names() {
+  std::vector<std::string> names;
+  for (const auto& item : kRules) names.emplace_back(item.name);
+  return names;
+}
+
+LambRule lamb_rule(std::string_view name) {
+  for (const auto& item : kRules) {
+    if (item.name == name) return item.rule;
+  }
+  throw Error("LAMB",
+              format("there is no rule '{}'{}", name, did_you_mean(name, lamb_rule_names())),
+              "docs/strategies/lamb.md lists them");
+}
+
+Lamb::Lamb(ModelHandle model, const LambOptions& options)
+    : Optimizer(std::move(model), {.lr = options.lr,
+                                   .weight_decay = options.lamb_weight_decay,
+                                   .max_grad_norm = options.max_grad_norm,
+                                   .groups = options.groups}),
+      options_(options) {
+  std::vector<std::string> problems;
+  want_unit(problems, "beta1", options.beta1);
+  want_unit(problems, "beta2", options.beta2);
+  if (!(options.epsilon > 0)) {
+    problems.push_back(format("epsilon {} is not above 0", options.epsilon));
+  }
+  want_not_negative(problems, "lamb_weight_decay", options.lamb_weight_decay);
+  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  want_not_negative(problems, "min_ratio", options.rule.min_ratio);
+  want_not_negative(problems, "max_ratio", options.rule.max_ratio);
+  if (options.rule.max_ratio > 0 && options.rule.max_ratio < options.rule.min_ratio) {
+    problems.push_back(format("max_ratio {} is below min_ratio {}", options.rule.max_ratio,
+                              options.rule.min_ratio));
+  }
+  refuse("LAMB", problems);
+}
+
+void Lamb::settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
+  const auto named =
+      spans_named("LAMB", "exclude_from_weight_decay", arena, options_.exclude_from_weight_decay);
+  const auto left_out = bias_or_norm(model_, arena);
+  for (size_t i = 0; i < settings.size(); ++i) {
+    if (named[i] || (options_.rule.exclude_bias_and_norm && left_out[i]))
+      settings[i].weight_decay = 0;
+    settings[i].use_trust_ratio =
+        settings[i].weight_decay != 0 || options_.rule.adapt_without_decay;
+  }
+}
+
+void Lamb::prepare() {
+  const auto t = static_cast<double>(steps_);
+  const double first = 1 - std::pow(options_.beta1, t);
+  const double second = 1 - std::pow(options_.beta2, t);
+  correction_ = root_correction_ = step_correction_ = 1;
+  if (options_.rule.bias_correction == BiasCorrection::kMoments) {
+    correction_ = 1 / first;
+    root_correction_ = 1 / std::sqrt(second);
+  } else if (options_.rule.bias_correction == BiasCorrection::kStep) {
+    step_correction_ = std::sqrt(second) / first;
+  }
+}
+
+ops::LambStep Lamb::step_of(size_t span, double gradient_scale) const {
+  return {.gradient_scale = static_cast<float>(gradient_scale),
+          .weight_decay = static_cast<float>(settings_[span].weight_decay),
+          .beta1 = static_cast<float>(options_.beta1),
+          .beta2 = static_cast<float>(options_.beta2),
+          .rest1 = static_cast<float>(1 - options_.beta1),
+          .rest2 = static_cast<float>(1 - options_.beta2),
+          .correction = static_cast<float>(correction_),
+          .root_correction = static_cast<float>(root_correction_),
+          .epsilon = static_cast<float>(options_.epsilon)};
+}
+
+ops::SquareSums Lamb::measure(const Run& run) {
+  return ops::update_kernels().lamb_moments(step_of(run.span, run.gradient_scale), run.value,
+                                            run.gradient, run.state[0], run.state[1], run.length);
+}
+
+double Lamb::trust(size_t span, double value_norm, double update_norm) {
+  if (!settings_[span].use_trust_ratio) return 1;
+  if (!(value_norm > 0 && update_norm > 0)) return 1;
+  double ratio = std::max(value_norm / update_norm, options_.rule.min_ratio);
+  if (options_.rule.max_ratio > 0) ratio = std::min(ratio, options_.rule.max_ratio);
+  return ratio;
+}
+
+double Lamb::rate_of(size_t span) const {
+  return lr_ * settings_[span].lr_scale * step_correction_ * ratios_[span];
+}
+
+void Lamb::apply(const Run& run) {
+  ops::update_kernels().lamb_apply(step_of(run.span, run.gradient_scale),
+                                   static_cast<float>(rate_of(run.span)), run.value, run.state[0],
+                                   run.state[1], run.length, run.low);
+}
+
+void Lamb::apply(Whole& whole) {
+  auto& moment1 = whole.state[0];
+  auto& moment2 = whole.state[1];
+  moment1.mul_(options_.beta1).add_(whole.gradient, 1 - options_.beta1);
+  moment2.mul_(options_.beta2).addcmul_(whole.gradient, whole.gradient, 1 - options_.beta2);
+  const auto denominator = moment2.sqrt().mul_(root_correction_).add_(options_.epsilon);
+  const auto update = (moment1 / denominator)
+                          .mul_(correction_)
+                          .add_(whole.value, settings_[whole.span].weight_decay);
+  keep_trust(whole.span, whole.value.norm().item<double>(), update.norm().item<double>());
+  whole.value.sub_(update, rate_of(whole.span));
+}
+
+}  // namespace fleet::optim

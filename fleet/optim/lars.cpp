@@ -1,0 +1,132 @@
+#include "fleet/optim/lars.h"
+
+#include <array>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/nearest_name.h"
+
+namespace fleet::optim {
+namespace {
+
+struct NamedRule {
+  std::string_view name;
+  LarsRule rule;
+};
+
+// Read in the sources of these libraries; docs/strategies/lars.md has the table with constants.
+constexpr std::array kRules = {
+    NamedRule{"fleet", {}},
+    NamedRule{"paper", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    NamedRule{"paddle_cpu", {.exclude_bias_and_norm = false}},
+    NamedRule{"paddle_gpu", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    NamedRule{"mlperf", {}},
+    NamedRule{"apex_larc",
+              {.lr_in_velocity = false,
+               .adapt_without_decay = true,
+               .decay_at_zero_norm = false,
+               .trust_clip = true,
+               .exclude_bias_and_norm = false}},
+    NamedRule{"timm", {.lr_in_velocity = false, .exclude_bias_and_norm = false}},
+};
+
+}  // namespace
+
+std::vector<std::string> lars_rule_names() {
+  std::vector<std::string> names;
+  for (const auto& item : kRules) names.emplace_back(item.name);
+  return names;
+}
+
+LarsRule lars_rule(std::string_view name) {
+  for (const auto& item : kRules) {
+    if (item.name == name) return item.rule;
+  }
+  throw Error("LARS",
+              format("there is no rule '{}'{}", name, did_you_mean(name, lars_rule_names())),
+              "docs/strategies/lars.md lists them");
+}
+
+Lars::Lars(ModelHandle model, const LarsOptions& options)
+    : Optimizer(std::move(model), {.lr = options.lr,
+                                   .weight_decay = options.lars_weight_decay,
+                                   .max_grad_norm = options.max_grad_norm,
+                                   .groups = options.groups}),
+      options_(options) {
+  std::vector<std::string> problems;
+  want_unit(problems, "momentum", options.momentum);
+  want_not_negative(problems, "lars_weight_decay", options.lars_weight_decay);
+  want_not_negative(problems, "epsilon", options.epsilon);
+  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  if (!(options.lars_coeff > 0)) {
+    problems.push_back(format("lars_coeff {} is not above 0", options.lars_coeff));
+  }
+  if (options.use_nesterov && options.momentum == 0) {
+    problems.emplace_back("use_nesterov looks ahead along a momentum, and momentum is 0");
+  }
+  refuse("LARS", problems);
+}
+
+void Lars::settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
+  const auto named =
+      spans_named("LARS", "exclude_from_weight_decay", arena, options_.exclude_from_weight_decay);
+  const auto left_out = bias_or_norm(model_, arena);
+  for (size_t i = 0; i < settings.size(); ++i) {
+    if (named[i] || (options_.rule.exclude_bias_and_norm && left_out[i]))
+      settings[i].weight_decay = 0;
+    settings[i].use_trust_ratio =
+        settings[i].weight_decay != 0 || options_.rule.adapt_without_decay;
+  }
+}
+
+void Lars::prepare() { is_bare_.assign(settings_.size(), false); }
+
+ops::SquareSums Lars::measure(const Run& run) {
+  if (!settings_[run.span].use_trust_ratio) return {0, 0};
+  const auto square_sum = ops::update_kernels().square_sum;
+  const double scale = run.gradient_scale;
+  return {.value = square_sum(run.value, run.length),
+          .update = square_sum(run.gradient, run.length) * scale * scale};
+}
+
+double Lars::trust(size_t span, double value_norm, double gradient_norm) {
+  const auto& of = settings_[span];
+  if (!of.use_trust_ratio) return 1;
+  if (!(value_norm > 0 && gradient_norm > 0)) {
+    is_bare_[span] = !options_.rule.decay_at_zero_norm;
+    return 1;
+  }
+  const double ratio = options_.lars_coeff * value_norm /
+                       (gradient_norm + of.weight_decay * value_norm + options_.epsilon);
+  const double lr = lr_ * of.lr_scale;
+  if (!options_.rule.trust_clip) return ratio;
+  return lr > 0 ? std::min(ratio / lr, 1.0) : 1.0;
+}
+
+ops::MomentumStep Lars::step_of(size_t span, double gradient_scale) const {
+  const double lr = lr_ * settings_[span].lr_scale;
+  const bool inside = options_.rule.lr_in_velocity;
+  return {.gradient_scale = static_cast<float>(gradient_scale),
+          .weight_decay = static_cast<float>(is_bare_[span] ? 0 : settings_[span].weight_decay),
+          .momentum = static_cast<float>(options_.momentum),
+          .inner = static_cast<float>(ratios_[span] * (inside ? lr : 1)),
+          .outer = static_cast<float>(inside ? 1 : lr),
+          .nesterov = options_.use_nesterov};
+}
+
+void Lars::apply(const Run& run) {
+  ops::update_kernels().momentum(step_of(run.span, run.gradient_scale), run.value, run.gradient,
+                                 run.state[0], run.length, run.low);
+}
+
+void Lars::apply(Whole& whole) {
+  keep_trust(whole.span, whole.value.norm().item<double>(), whole.gradient.norm().item<double>());
+  const auto step = step_of(whole.span, 1);
+  const auto d = (whole.gradient + whole.value * step.weight_decay) * step.inner;
+  auto& velocity = whole.state[0];
+  velocity.mul_(step.momentum).add_(d);
+  const auto direction = step.nesterov ? d + velocity * step.momentum : velocity;
+  whole.value.sub_(direction * step.outer);
+}
+
+}  // namespace fleet::optim

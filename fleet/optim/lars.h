@@ -1,0 +1,63 @@
+#pragma once
+
+#include "fleet/optim/optimizer.h"
+
+namespace fleet::optim {
+
+/// In what implementations of LARS differ. The defaults are the paper's, with biases and norms left
+/// out.
+struct LarsRule {
+  bool lr_in_velocity = true;         // off: p -= lr * v, so that v holds no learning rate
+  bool adapt_without_decay = false;   // the ratio also scales parameters whose decay is 0
+  bool decay_at_zero_norm = true;     // off: where a norm is 0, decay is left out with the ratio
+  bool trust_clip = false;            // the ratio times the rate is at most the rate (LARC)
+  bool exclude_bias_and_norm = true;  // from decay, and with it from the ratio
+
+  bool operator==(const LarsRule&) const = default;
+};
+
+/// fleet, paper, paddle_cpu, paddle_gpu, mlperf, apex_larc or timm.
+LarsRule lars_rule(std::string_view name);
+std::vector<std::string> lars_rule_names();
+
+struct LarsOptions {
+  double lr = 0.01;
+  double momentum = 0.9;
+  double lars_coeff = 0.001;  // the trust coefficient
+  double lars_weight_decay = 0.0005;
+  double epsilon = 0;  // added to the ratio's denominator
+  bool use_nesterov = false;
+  std::vector<std::string> exclude_from_weight_decay = {};  // parts of names
+  double max_grad_norm = 0;  // clip all gradients together to this norm; 0: do not
+  LarsRule rule = {};
+  std::vector<ParameterGroup> groups = {};
+};
+
+/// You, Gitman and Ginsburg, arXiv 1708.03888. Each parameter tensor has a rate of its own, so that
+/// no update is large against what it updates:
+///   ratio = lars_coeff * |p| / (|g| + decay * |p| + epsilon), or 1 where a norm is 0
+///   v = momentum * v + lr * ratio * (g + decay * p);  p -= v
+///
+///   optim::Lars lars(net, {.lr = 10, .rule = optim::lars_rule("mlperf")});
+class Lars : public Optimizer {
+ public:
+  Lars(ModelHandle model, const LarsOptions& options = {});
+  std::string_view name() const override { return "LARS"; }
+  const LarsOptions& options() const { return options_; }
+
+ private:
+  std::vector<std::string> state_names() const override { return {"velocity"}; }
+  void settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
+  void prepare() override;
+  bool has_trust_ratio() const override { return true; }
+  ops::SquareSums measure(const Run& run) override;
+  double trust(size_t span, double value_norm, double gradient_norm) override;
+  void apply(const Run& run) override;
+  void apply(Whole& whole) override;
+  ops::MomentumStep step_of(size_t span, double gradient_scale) const;
+
+  LarsOptions options_;
+  std::vector<bool> is_bare_;  // per span: without decay in this step, for lack of a norm
+};
+
+}  // namespace fleet::optim

@@ -1,0 +1,107 @@
+#include "fleet/optim/parameter_group.h"
+
+#include <cmath>
+#include <set>
+
+#include <torch/nn/module.h>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/nearest_name.h"
+
+namespace fleet::optim {
+namespace {
+
+bool holds(const ArenaSpan& span, const std::string& part) {
+  if (span.name.find(part) != std::string::npos) return true;
+  for (const auto& alias : span.aliases) {
+    if (alias.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
+
+bool holds_any(const ArenaSpan& span, const std::vector<std::string>& parts) {
+  for (const auto& part : parts) {
+    if (holds(span, part)) return true;
+  }
+  return false;
+}
+
+// Paddle calls the first filter and bias of a layer x.w_0 and x.b_0.
+std::string advice_for(const std::string& part, const std::vector<std::string>& names) {
+  if (part.find("b_0") != std::string::npos) return "; biases are called '.bias' here";
+  if (part.find("w_0") != std::string::npos) return "; weights are called '.weight' here";
+  return did_you_mean(part, names);
+}
+
+void find_unknown(std::string_view what, const ParameterArena& arena,
+                  const std::vector<std::string>& parts, std::vector<std::string>& problems) {
+  std::vector<std::string> names;
+  for (const auto& span : arena.spans()) names.push_back(span.name);
+  for (const auto& part : parts) {
+    bool known = false;
+    for (const auto& span : arena.spans()) known = known || (!part.empty() && holds(span, part));
+    if (!known) {
+      problems.push_back(format("{}: '{}' is part of no trainable parameter's name{}", what, part,
+                                advice_for(part, names)));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<bool> spans_named(std::string_view area, std::string_view what,
+                              const ParameterArena& arena, const std::vector<std::string>& parts) {
+  std::vector<std::string> problems;
+  find_unknown(what, arena, parts, problems);
+  if (!problems.empty()) {
+    throw Error::all(area, "these names fit nothing:", problems,
+                     "use parts of the names in named_parameters(), or leave them out");
+  }
+  std::vector<bool> named;
+  for (const auto& span : arena.spans()) named.push_back(holds_any(span, parts));
+  return named;
+}
+
+void apply_groups(std::string_view area, const ParameterArena& arena,
+                  const std::vector<ParameterGroup>& groups, std::vector<SpanSettings>& settings) {
+  std::vector<std::string> problems;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto what = format("groups[{}]", g);
+    if (groups[g].names.empty()) problems.push_back(format("{} names no parameter", what));
+    find_unknown(what, arena, groups[g].names, problems);
+    if (!(std::isfinite(groups[g].lr_scale) && groups[g].lr_scale >= 0)) {
+      problems.push_back(format("{}: lr_scale is {}", what, groups[g].lr_scale));
+    }
+    if (const auto decay = groups[g].weight_decay; decay && !(std::isfinite(*decay) && *decay >= 0))
+      problems.push_back(format("{}: weight_decay is {}", what, *decay));
+  }
+  if (!problems.empty()) throw Error::all(area, "these parameter groups make no sense:", problems);
+  for (size_t i = 0; i < arena.spans().size(); ++i) {
+    for (const auto& group : groups) {
+      if (!holds_any(arena.spans()[i], group.names)) continue;
+      settings[i].lr_scale = group.lr_scale;
+      if (group.weight_decay) settings[i].weight_decay = *group.weight_decay;
+      if (group.use_trust_ratio) settings[i].use_trust_ratio = *group.use_trust_ratio;
+      break;
+    }
+  }
+}
+
+std::vector<bool> bias_or_norm(const ModelHandle& model, const ParameterArena& arena) {
+  std::set<const void*> of_norms;
+  for (const auto& module : model.module().modules(/*include_self=*/true)) {
+    if (module->name().find("Norm") == std::string::npos) continue;
+    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
+      of_norms.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<bool> result;
+  for (const auto& span : arena.spans()) {
+    result.push_back(span.parameter.dim() <= 1 ||
+                     of_norms.contains(span.parameter.unsafeGetTensorImpl()));
+  }
+  return result;
+}
+
+}  // namespace fleet::optim

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fleet/core/model_handle.h"
+#include "fleet/core/parameter_arena.h"
+
+namespace fleet::optim {
+
+/// Settings of their own for the parameters whose names hold one of `names`; of several groups the
+/// first that fits counts. A part of a name that fits no parameter is an error.
+///
+///   optim::Momentum sgd(net, {.lr = 0.1, .groups = {{.names = {"head."}, .lr_scale = 10}}});
+struct ParameterGroup {
+  std::vector<std::string> names;
+  double lr_scale = 1;                       // times the optimizer's rate
+  std::optional<double> weight_decay = {};   // instead of the optimizer's
+  std::optional<bool> use_trust_ratio = {};  // LARS and LAMB: instead of what their rule says
+};
+
+/// What holds for one parameter.
+struct SpanSettings {
+  double lr_scale = 1;
+  double weight_decay = 0;
+  bool use_trust_ratio = false;
+};
+
+/// Applies `groups` to `settings`, which holds one entry per span. `area` names the optimizer in
+/// errors.
+void apply_groups(std::string_view area, const ParameterArena& arena,
+                  const std::vector<ParameterGroup>& groups, std::vector<SpanSettings>& settings);
+
+/// Per span: does its name hold one of `parts`? A part that fits none is an error, which says
+/// `what` the parts are.
+std::vector<bool> spans_named(std::string_view area, std::string_view what,
+                              const ParameterArena& arena, const std::vector<std::string>& parts);
+
+/// Per span: is it a bias or a parameter of a norm layer? Those have at most one dimension, or
+/// belong to a module whose type is called ...Norm...
+std::vector<bool> bias_or_norm(const ModelHandle& model, const ParameterArena& arena);
+
+}  // namespace fleet::optim
