@@ -9,8 +9,7 @@ namespace fleet::optim {
 namespace {
 
 constexpr int64_t kBlockElements = 16 * 1024;
-constexpr int64_t kBatchElements = 256 * 1024;  // of four arrays: 4 MiB
-constexpr int64_t kShareElements = 8 * 1024;    // less is not worth waking a thread
+constexpr int64_t kShareElements = 8 * 1024;  // less is not worth waking a thread
 
 }  // namespace
 
@@ -24,44 +23,99 @@ void ArenaBlocks::choose(const std::vector<bool>& used) {
   used_ = used;
   blocks_.clear();
   groups_.clear();
-  batches_.clear();
   elements_before_.assign(1, 0);
   for (const auto& group : arena_.groups()) {
     const size_t first = blocks_.size();
-    std::vector<Batch> batches;
     for (size_t i = group.first_span; i < group.last_span; ++i) {
-      if (!used[i] || arena_.spans()[i].numel == 0) continue;
-      if (batches.empty() ||
-          elements_before_.back() - elements_before_[batches.back().first] >= kBatchElements) {
-        batches.push_back({blocks_.size(), blocks_.size()});
-      }
+      if (!used[i]) continue;
       const auto& span = arena_.spans()[i];
       for (int64_t done = 0; done < span.numel; done += kBlockElements) {
         const int64_t length = std::min(kBlockElements, span.numel - done);
         blocks_.push_back({i, span.offset + done, length});
         elements_before_.push_back(elements_before_.back() + length);
       }
-      batches.back().last = blocks_.size();
     }
     groups_.push_back({first, blocks_.size()});
-    batches_.push_back(std::move(batches));
   }
 }
 
-void ArenaBlocks::for_each(const Batch& batch, const std::function<void(size_t)>& work) const {
-  const int64_t begin = elements_before_[batch.first];
-  const int64_t total = elements_before_[batch.last] - begin;
-  const int64_t shares =
+std::vector<ArenaBlocks::Stretch> ArenaBlocks::shares_of(const Stretch& stretch) const {
+  const int64_t begin = elements_before_[stretch.first];
+  const int64_t total = elements_before_[stretch.last] - begin;
+  const int64_t count =
       std::clamp<int64_t>(total / kShareElements, 1, std::max<int64_t>(1, ops::share_count()));
-  const auto cut = [&](int64_t share) {
-    const auto first = elements_before_.begin() + static_cast<std::ptrdiff_t>(batch.first);
-    const auto last = elements_before_.begin() + static_cast<std::ptrdiff_t>(batch.last);
-    return static_cast<size_t>(std::lower_bound(first, last, begin + total * share / shares) -
-                               elements_before_.begin());
+  std::vector<Stretch> shares;
+  size_t first = stretch.first;
+  for (int64_t share = 1; share <= count; ++share) {
+    const auto from = elements_before_.begin() + static_cast<std::ptrdiff_t>(stretch.first);
+    const auto to = elements_before_.begin() + static_cast<std::ptrdiff_t>(stretch.last);
+    const auto cut = std::lower_bound(from, to, begin + total * share / count);
+    const auto last = static_cast<size_t>(cut - elements_before_.begin());
+    shares.push_back({first, last});
+    first = last;
+  }
+  return shares;
+}
+
+ArenaBlocks::Stretch ArenaBlocks::span_around(const Stretch& stretch, size_t block) const {
+  Stretch result{block, block + 1};
+  while (result.first > stretch.first && blocks_[result.first - 1].span == blocks_[block].span)
+    --result.first;
+  while (result.last < stretch.last && blocks_[result.last].span == blocks_[block].span)
+    ++result.last;
+  return result;
+}
+
+void ArenaBlocks::for_each(const Stretch& stretch, const std::function<void(size_t)>& work) const {
+  const auto shares = shares_of(stretch);
+  ops::parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
+    const auto& own = shares[static_cast<size_t>(share)];
+    for (size_t i = own.first; i < own.last; ++i) work(i);
+  });
+}
+
+void ArenaBlocks::for_each(const Stretch& stretch, const TwoPasses& work) const {
+  const auto shares = shares_of(stretch);
+  const auto for_each_share =
+      [&](const std::function<void(const Stretch&, const Stretch&)>& visit) {
+        ops::parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
+          const auto& own = shares[static_cast<size_t>(share)];
+          for (size_t i = own.first; i < own.last;) {
+            const auto span = span_around(stretch, i);
+            const Stretch part{i, std::min(span.last, own.last)};
+            visit(span, part);
+            i = part.last;
+          }
+        });
+      };
+  const auto is_whole = [](const Stretch& span, const Stretch& part) {
+    return part.first == span.first && part.last == span.last;
   };
-  ops::parallel_shares(shares, [&](int64_t share) {
-    const size_t last = cut(share + 1);
-    for (size_t i = cut(share); i < last; ++i) work(i);
+  // Backwards: what was measured last is the likeliest to be in the cache still.
+  const auto apply = [&](const Stretch& part) {
+    for (size_t i = part.last; i-- > part.first;) work.apply(i);
+  };
+  for_each_share([&](const Stretch& span, const Stretch& part) {
+    for (size_t i = part.first; i < part.last; ++i) work.measure(i);
+    if (!is_whole(span, part)) return;
+    work.settle(span.first, span.last);
+    apply(part);
+  });
+  bool is_torn = false;
+  for (size_t s = 1; s < shares.size(); ++s) {
+    if (shares[s].first >= stretch.last || shares[s].first == shares[s].last) continue;
+    const auto span = span_around(stretch, shares[s].first);
+    if (span.first == shares[s].first) continue;
+    // A span over several borders is settled at its first.
+    if (s < 2 || span_around(stretch, shares[s - 1].first).first != span.first ||
+        shares[s - 1].first == span.first) {
+      work.settle(span.first, span.last);
+    }
+    is_torn = true;
+  }
+  if (!is_torn) return;
+  for_each_share([&](const Stretch& span, const Stretch& part) {
+    if (!is_whole(span, part)) apply(part);
   });
 }
 

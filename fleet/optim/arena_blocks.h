@@ -30,27 +30,37 @@ class ArenaBlocks {
   size_t count() const { return blocks_.size(); }
   const Block& operator[](size_t index) const { return blocks_[index]; }
 
-  /// Blocks [first, last) of one arena group.
-  struct Batch {
+  /// Blocks [first, last): those of one arena group.
+  struct Stretch {
     size_t first = 0;
     size_t last = 0;
   };
-  Batch of_group(size_t group) const { return groups_[group]; }
-  /// The same, in batches of whole spans that fit the shared cache together where they can: what a
-  /// first pass has read is still there for the second.
-  std::span<const Batch> cached_batches(size_t group) const { return batches_[group]; }
+  Stretch of_group(size_t group) const { return groups_[group]; }
 
-  /// Calls `work(index)` for the blocks of a batch, on all threads, each with a contiguous share of
-  /// the elements.
-  void for_each(const Batch& batch, const std::function<void(size_t)>& work) const;
+  /// Calls `work(block)` for every block of a stretch, on all threads, each with a contiguous share
+  /// of the elements.
+  void for_each(const Stretch& stretch, const std::function<void(size_t)>& work) const;
+
+  /// What needs the whole of a span before it can go on: `measure(block)` for all blocks of a span,
+  /// then `settle(first, last)` with the span's blocks, then `apply(block)`. A span that lies
+  /// within one thread's share is done by that thread alone, without waiting for others and while
+  /// it is in its cache; only spans that cross a border between shares take a second round.
+  struct TwoPasses {
+    std::function<void(size_t)> measure;
+    std::function<void(size_t, size_t)> settle;
+    std::function<void(size_t)> apply;
+  };
+  void for_each(const Stretch& stretch, const TwoPasses& work) const;
 
  private:
+  std::vector<Stretch> shares_of(const Stretch& stretch) const;
+  Stretch span_around(const Stretch& stretch, size_t block) const;
+
   const ParameterArena& arena_;
   std::vector<bool> used_;
   std::vector<Block> blocks_;
   std::vector<int64_t> elements_before_;  // per block, and the total
-  std::vector<Batch> groups_;
-  std::vector<std::vector<Batch>> batches_;
+  std::vector<Stretch> groups_;
 };
 
 }  // namespace fleet::optim

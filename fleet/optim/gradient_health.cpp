@@ -19,14 +19,14 @@ GradientHealth gradient_health(const ParameterArena& arena, const ArenaBlocks& b
   std::vector<double> sums(blocks.count());
   for (size_t g = 0; g < arena.groups().size(); ++g) {
     const auto& gradients = arena.groups()[g].gradients;
-    const auto batch = blocks.of_group(g);
+    const auto stretch = blocks.of_group(g);
     if (is_fused(arena.groups()[g])) {
       const auto* const data = gradients.const_data_ptr<float>();
-      blocks.for_each(batch, [&](size_t i) {
+      blocks.for_each(stretch, [&](size_t i) {
         sums[i] = kernels.square_sum(data + blocks[i].begin, blocks[i].length);
       });
     } else {
-      for (size_t i = batch.first; i < batch.last; ++i) {
+      for (size_t i = stretch.first; i < stretch.last; ++i) {
         sums[i] = square_sum_by_ops(gradients.narrow(0, blocks[i].begin, blocks[i].length));
       }
     }

@@ -123,7 +123,7 @@ double Lamb::trust(size_t span, double value_norm, double update_norm) {
 }
 
 double Lamb::rate_of(size_t span) const {
-  return lr_ * settings_[span].lr_scale * step_correction_ * ratios_[span];
+  return lr_ * settings_[span].lr_scale * step_correction_ * ratio(span);
 }
 
 void Lamb::apply(const Run& run) {
@@ -141,7 +141,7 @@ void Lamb::apply(Whole& whole) {
   const auto update = (moment1 / denominator)
                           .mul_(correction_)
                           .add_(whole.value, settings_[whole.span].weight_decay);
-  keep_trust(whole.span, whole.value.norm().item<double>(), update.norm().item<double>());
+  settle_trust(whole.span, whole.value.norm().item<double>(), update.norm().item<double>());
   whole.value.sub_(update, rate_of(whole.span));
 }
 

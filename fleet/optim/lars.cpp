@@ -103,30 +103,34 @@ double Lars::trust(size_t span, double value_norm, double gradient_norm) {
   return lr > 0 ? std::min(ratio / lr, 1.0) : 1.0;
 }
 
-ops::MomentumStep Lars::step_of(size_t span, double gradient_scale) const {
+Lars::Factors Lars::factors(size_t span) const {
   const double lr = lr_ * settings_[span].lr_scale;
   const bool inside = options_.rule.lr_in_velocity;
-  return {.gradient_scale = static_cast<float>(gradient_scale),
-          .weight_decay = static_cast<float>(is_bare_[span] ? 0 : settings_[span].weight_decay),
-          .momentum = static_cast<float>(options_.momentum),
-          .inner = static_cast<float>(ratios_[span] * (inside ? lr : 1)),
-          .outer = static_cast<float>(inside ? 1 : lr),
-          .nesterov = options_.use_nesterov};
+  return {.decay = is_bare_[span] != 0 ? 0 : settings_[span].weight_decay,
+          .inner = ratio(span) * (inside ? lr : 1),
+          .outer = inside ? 1 : lr};
 }
 
 void Lars::apply(const Run& run) {
-  ops::update_kernels().momentum(step_of(run.span, run.gradient_scale), run.value, run.gradient,
-                                 run.state[0], run.length, run.low);
+  const auto of = factors(run.span);
+  ops::update_kernels().momentum({.gradient_scale = run.gradient_scale,
+                                  .weight_decay = static_cast<float>(of.decay),
+                                  .momentum = static_cast<float>(options_.momentum),
+                                  .inner = static_cast<float>(of.inner),
+                                  .outer = static_cast<float>(of.outer),
+                                  .nesterov = options_.use_nesterov},
+                                 run.value, run.gradient, run.state[0], run.length, run.low);
 }
 
 void Lars::apply(Whole& whole) {
-  keep_trust(whole.span, whole.value.norm().item<double>(), whole.gradient.norm().item<double>());
-  const auto step = step_of(whole.span, 1);
-  const auto d = (whole.gradient + whole.value * step.weight_decay) * step.inner;
+  settle_trust(whole.span, whole.value.norm().item<double>(),
+               whole.gradient.norm().item<double>());
+  const auto of = factors(whole.span);
+  const auto d = (whole.gradient + whole.value * of.decay) * of.inner;
   auto& velocity = whole.state[0];
-  velocity.mul_(step.momentum).add_(d);
-  const auto direction = step.nesterov ? d + velocity * step.momentum : velocity;
-  whole.value.sub_(direction * step.outer);
+  velocity.mul_(options_.momentum).add_(d);
+  const auto direction = options_.use_nesterov ? d + velocity * options_.momentum : velocity;
+  whole.value.sub_(direction * of.outer);
 }
 
 }  // namespace fleet::optim

@@ -54,10 +54,16 @@ class Lars : public Optimizer {
   double trust(size_t span, double value_norm, double gradient_norm) override;
   void apply(const Run& run) override;
   void apply(Whole& whole) override;
-  ops::MomentumStep step_of(size_t span, double gradient_scale) const;
+  /// v = momentum v + inner (g + decay p);  p -= outer v
+  struct Factors {
+    double decay = 0;
+    double inner = 1;
+    double outer = 1;
+  };
+  Factors factors(size_t span) const;
 
   LarsOptions options_;
-  std::vector<bool> is_bare_;  // per span: without decay in this step, for lack of a norm
+  std::vector<char> is_bare_;  // per span: without decay in this step, for lack of a norm
 };
 
 }  // namespace fleet::optim

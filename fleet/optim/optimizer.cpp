@@ -34,12 +34,12 @@ void Optimizer::bind(ParameterArena& arena) {
   apply_groups(name(), arena, groups_, settings_);
   arena_ = &arena;
   blocks_ = std::make_unique<ArenaBlocks>(arena);
-  ratios_.assign(arena.spans().size(), 1);
+  trust_.assign(arena.spans().size(), {});
   state_.clear();
   for (auto& name : state_names()) state_.push_back({std::move(name), arena.make_state()});
 }
 
-double Optimizer::clipping(const std::vector<bool>& used, const StepInput& input) const {
+double Optimizer::clipping(const StepInput& input) const {
   if (max_grad_norm_ == 0) return 1;
   double norm = input.gradient_norm.value_or(0);
   if (!input.gradient_norm) {
@@ -62,9 +62,9 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   const torch::NoGradGuard no_grad;
   const auto all = used.empty() ? std::vector<bool>(arena_->spans().size(), true) : used;
   blocks_->choose(all);
-  const double gradient_scale = input.gradient_scale * clipping(all, input);
+  const double gradient_scale = input.gradient_scale * clipping(input);
   ++steps_;
-  trust_ratios_.clear();
+  for (auto& trust : trust_) trust.is_fresh = false;
   prepare();
   for (size_t g = 0; g < arena_->groups().size(); ++g) {
     if (is_fused(arena_->groups()[g])) {
@@ -94,26 +94,25 @@ Optimizer::Run Optimizer::run_of(const Block& block, double gradient_scale) cons
 }
 
 void Optimizer::step_fused(size_t group, double gradient_scale) {
-  const auto apply_all = [&](const ArenaBlocks::Batch& batch) {
-    blocks_->for_each(batch, [&](size_t i) { apply(run_of((*blocks_)[i], gradient_scale)); });
-  };
-  if (!has_trust_ratio()) return apply_all(blocks_->of_group(group));
-
-  sums_.resize(blocks_->count());
-  for (const auto& batch : blocks_->cached_batches(group)) {
-    blocks_->for_each(batch,
-                      [&](size_t i) { sums_[i] = measure(run_of((*blocks_)[i], gradient_scale)); });
-    for (size_t i = batch.first; i < batch.last;) {
-      const size_t span = (*blocks_)[i].span;
-      ops::SquareSums sums = {0, 0};
-      for (; i < batch.last && (*blocks_)[i].span == span; ++i) {
-        sums.value += sums_[i].value;
-        sums.update += sums_[i].update;
-      }
-      keep_trust(span, std::sqrt(sums.value), std::sqrt(sums.update));
-    }
-    apply_all(batch);
+  const auto stretch = blocks_->of_group(group);
+  const auto run = [&](size_t block) { return run_of((*blocks_)[block], gradient_scale); };
+  if (!has_trust_ratio()) {
+    blocks_->for_each(stretch, [&](size_t block) { apply(run(block)); });
+    return;
   }
+  sums_.resize(blocks_->count());
+  blocks_->for_each(stretch, {.measure = [&](size_t block) { sums_[block] = measure(run(block)); },
+                              .settle =
+                                  [&](size_t first, size_t last) {
+                                    ops::SquareSums sums = {0, 0};
+                                    for (size_t i = first; i < last; ++i) {
+                                      sums.value += sums_[i].value;
+                                      sums.update += sums_[i].update;
+                                    }
+                                    settle_trust((*blocks_)[first].span, std::sqrt(sums.value),
+                                                 std::sqrt(sums.update));
+                                  },
+                              .apply = [&](size_t block) { apply(run(block)); }});
 }
 
 void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale) {
@@ -140,11 +139,24 @@ void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double 
 ops::SquareSums Optimizer::measure(const Run&) { return {0, 0}; }
 double Optimizer::trust(size_t, double, double) { return 1; }
 
-void Optimizer::keep_trust(size_t span, double value_norm, double update_norm) {
-  ratios_[span] = trust(span, value_norm, update_norm);
-  if (settings_[span].use_trust_ratio) {
-    trust_ratios_.push_back({arena_->spans()[span].name, ratios_[span], value_norm, update_norm});
+void Optimizer::settle_trust(size_t span, double value_norm, double update_norm) {
+  auto& own = trust_[span];
+  own.value_norm = value_norm;
+  own.update_norm = update_norm;
+  own.ratio = trust(span, value_norm, update_norm);
+  own.is_fresh = true;
+}
+
+std::vector<TrustRatio> Optimizer::trust_ratios() const {
+  std::vector<TrustRatio> result;
+  for (size_t i = 0; i < trust_.size(); ++i) {
+    if (!trust_[i].is_fresh || !settings_[i].use_trust_ratio) continue;
+    result.push_back({.name = arena_->spans()[i].name,
+                      .ratio = trust_[i].ratio,
+                      .value_norm = trust_[i].value_norm,
+                      .update_norm = trust_[i].update_norm});
   }
+  return result;
 }
 
 void refuse(std::string_view optimizer, const std::vector<std::string>& problems) {

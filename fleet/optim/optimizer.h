@@ -74,7 +74,7 @@ class Optimizer {
   const std::vector<SpanSettings>& settings() const { return settings_; }
 
   /// Of the parameters that have one; empty for optimizers without.
-  const std::vector<TrustRatio>& trust_ratios() const { return trust_ratios_; }
+  std::vector<TrustRatio> trust_ratios() const;
 
  protected:
   /// What all optimizers' options hold.
@@ -104,6 +104,8 @@ class Optimizer {
 
   Optimizer(ModelHandle model, Common common);
 
+  double ratio(size_t span) const { return trust_[span].ratio; }
+
   /// Names of the state tensors, two at most.
   virtual std::vector<std::string> state_names() const = 0;
   /// Changes what holds for each span before `groups` do.
@@ -112,24 +114,29 @@ class Optimizer {
   virtual void prepare() {}
 
   /// Optimizers with a trust ratio make two passes: `measure` all runs of a span, then `trust` with
-  /// their sums, then `apply`.
+  /// their norms, then `apply`. Spans are worked on by several threads at once.
   virtual bool has_trust_ratio() const { return false; }
   virtual ops::SquareSums measure(const Run& run);
   virtual double trust(size_t span, double value_norm, double update_norm);
   virtual void apply(const Run& run) = 0;
   virtual void apply(Whole& whole) = 0;
 
-  /// `trust` with what is reported about it.
-  void keep_trust(size_t span, double value_norm, double update_norm);
+  /// `trust`, kept for `apply` and for `trust_ratios`.
+  void settle_trust(size_t span, double value_norm, double update_norm);
 
   ModelHandle model_;
   double lr_ = 0;
   int64_t steps_ = 0;  // updates done, counting the one under way
   std::vector<SpanSettings> settings_;
-  std::vector<double> ratios_;  // of each span in this step
 
  private:
-  double clipping(const std::vector<bool>& used, const StepInput& input) const;
+  struct Trust {
+    double ratio = 1;
+    double value_norm = 0;
+    double update_norm = 0;
+    bool is_fresh = false;  // of the last step
+  };
+  double clipping(const StepInput& input) const;
   void step_fused(size_t group, double gradient_scale);
   void step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale);
   Run run_of(const Block& block, double gradient_scale) const;
@@ -140,7 +147,7 @@ class Optimizer {
   std::vector<NamedState> state_;
   std::unique_ptr<ArenaBlocks> blocks_;
   std::vector<ops::SquareSums> sums_;  // one per block
-  std::vector<TrustRatio> trust_ratios_;
+  std::vector<Trust> trust_;
 };
 
 /// Throws one Error for all of `problems`, if any; optimizers check their options with it.
