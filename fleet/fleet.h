@@ -17,6 +17,8 @@
 #include "fleet/metrics/step_line.h"
 #include "fleet/optim/adam.h"
 #include "fleet/optim/momentum.h"
+#include "fleet/optim/recipe.h"
+#include "fleet/optim/schedule.h"
 #include "fleet/optim/sgd.h"
 #include "fleet/parallel/data_parallel.h"
 #include "fleet/parallel/sync_batch_norm.h"
