@@ -164,9 +164,9 @@ Schedule exponential(const ExponentialOptions& options) {
   return Schedule(format("exponential from {}, times {} {} {} updates", options.lr, options.gamma,
                          options.staircase ? "at every" : "over every", options.every),
                   [o = options](int64_t update) {
+                    const int64_t counted = o.staircase ? update - update % o.every : update;
                     const double exponent =
-                        o.staircase ? static_cast<double>(update / o.every)
-                                    : static_cast<double>(update) / static_cast<double>(o.every);
+                        static_cast<double>(counted) / static_cast<double>(o.every);
                     return o.lr * std::pow(o.gamma, exponent);
                   });
 }
