@@ -19,6 +19,8 @@
 #include "fleet/optim/lamb.h"
 #include "fleet/optim/lars.h"
 #include "fleet/optim/momentum.h"
+#include "fleet/optim/recipe.h"
+#include "fleet/optim/schedule.h"
 #include "fleet/optim/sgd.h"
 #include "fleet/parallel/data_parallel.h"
 #include "fleet/parallel/sync_batch_norm.h"

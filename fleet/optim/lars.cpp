@@ -123,8 +123,7 @@ void Lars::apply(const Run& run) {
 }
 
 void Lars::apply(Whole& whole) {
-  settle_trust(whole.span, whole.value.norm().item<double>(),
-               whole.gradient.norm().item<double>());
+  settle_trust(whole.span, whole.value.norm().item<double>(), whole.gradient.norm().item<double>());
   const auto of = factors(whole.span);
   const auto d = (whole.gradient + whole.value * of.decay) * of.inner;
   auto& velocity = whole.state[0];

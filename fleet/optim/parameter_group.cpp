@@ -90,12 +90,14 @@ void apply_groups(std::string_view area, const ParameterArena& arena,
 
 std::vector<bool> bias_or_norm(const ModelHandle& model, const ParameterArena& arena) {
   std::set<const void*> of_norms;
-  for (const auto& module : model.module().modules(/*include_self=*/true)) {
-    if (module->name().find("Norm") == std::string::npos) continue;
-    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
+  const auto look_at = [&](const torch::nn::Module& module) {
+    if (module.name().find("Norm") == std::string::npos) return;
+    for (const auto& parameter : module.parameters(/*recurse=*/false)) {
       of_norms.insert(parameter.unsafeGetTensorImpl());
     }
-  }
+  };
+  look_at(model.module());  // apart: a module on the stack cannot list itself
+  for (const auto& module : model.module().modules(/*include_self=*/false)) look_at(*module);
   std::vector<bool> result;
   for (const auto& span : arena.spans()) {
     result.push_back(span.parameter.dim() <= 1 ||
