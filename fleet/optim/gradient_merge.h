@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fleet::optim {
+
+struct GradientMergeOptions {
+  int64_t k_steps = 1;           // parts that make one update
+  bool avg = true;               // off: the parts' mean gradients are added up
+  int64_t micro_batch_size = 0;  // cut a batch into parts of this size; 0: into k_steps parts
+  bool drop_last = false;        // at the end of an epoch, forget a window that is not full
+};
+
+/// Counts the parts of one update and what they weigh; gradients themselves add up in the arena, in
+/// float. A window's gradient is the sum over its parts and over all ranks, divided once by what all
+/// of them weigh: k parts give the gradient of one big batch, however unequal they are.
+///
+///   GradientMerge merge({.k_steps = 4});
+///   for (const auto& part : merge.cut(batch.size())) { ...; merge.add(weight, loss); }
+///   if (merge.is_full()) { update(); merge.close(); }
+class GradientMerge {
+ public:
+  struct Part {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+
+  explicit GradientMerge(const GradientMergeOptions& options = {});
+  const GradientMergeOptions& options() const { return options_; }
+
+  /// How one big batch is split; parts are as equal as they can be, and none is empty.
+  std::vector<Part> cut(int64_t samples) const;
+  /// Parts that a full window has, when every call brings one.
+  int64_t calls_per_update() const { return options_.micro_batch_size > 0 ? 1 : options_.k_steps; }
+
+  void add(double weight, double loss_sum);
+  bool is_open() const { return parts_ > 0; }
+  /// Will the next part fill a window of calls?
+  bool next_is_last() const { return parts_ + 1 >= calls_per_update(); }
+  void close();
+
+  int64_t parts() const { return parts_; }
+  double weight() const { return weight_; }
+  double loss_sum() const { return loss_sum_; }
+
+ private:
+  GradientMergeOptions options_;
+  int64_t parts_ = 0;
+  double weight_ = 0;
+  double loss_sum_ = 0;
+};
+
+}  // namespace fleet::optim
