@@ -24,6 +24,8 @@
 #include "fleet/optim/sgd.h"
 #include "fleet/parallel/data_parallel.h"
 #include "fleet/parallel/sync_batch_norm.h"
+#include "fleet/precision/autocast.h"
+#include "fleet/precision/grad_scaler.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/train_config.h"

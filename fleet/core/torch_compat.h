@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/types.h>
@@ -51,6 +53,55 @@ class NoInterceptScope {
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKey::TESTING_ONLY_GenericMode};
 };
+
+/// While it lives, ops that this thread calls run as if autocast was off.
+class NoAutocastScope {
+ public:
+  NoAutocastScope() = default;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
+};
+
+/// The engine's ops ("softmax", "conv2d"), each once whatever its overloads, sorted.
+std::vector<std::string> op_names();
+
+/// Why the precision of an op of the engine cannot be chosen ("it returns a view"); empty when it
+/// can.
+std::string why_not_castable(const std::string& op);
+
+/// Ops that autocast runs in another precision than its own lists say: each casts its floating
+/// arguments, except double ones, to autocast's type (`low`) or to float (`fp32`). Takes names for
+/// which `why_not_castable` is empty. The kernels that do it are registered with the engine once
+/// per name and stay; they do nothing of their own where no CastRulesScope names their op.
+class CastRules {
+ public:
+  CastRules(const std::vector<std::string>& low, const std::vector<std::string>& fp32);
+
+  enum class Precision : char { kEngine, kLow, kFp32 };
+  Precision of(size_t op) const { return op < rules_.size() ? rules_[op] : Precision::kEngine; }
+
+ private:
+  void set(const std::string& op, Precision precision);
+
+  std::vector<Precision> rules_;  // by number of the op, in order of registration
+};
+
+/// The rules for this thread; they must outlive it.
+class CastRulesScope {
+ public:
+  explicit CastRulesScope(const CastRules& rules);
+  ~CastRulesScope();
+  CastRulesScope(const CastRulesScope&) = delete;
+  CastRulesScope& operator=(const CastRulesScope&) = delete;
+
+ private:
+  const CastRules* previous_;
+};
+
+/// What this CPU lacks to multiply fast in bf16 or half: "AVX-512 BF16 or AMX". Empty when it lacks
+/// nothing, or is of a kind that is not known here.
+std::string missing_instructions(torch::ScalarType dtype);
 
 }  // namespace fleet::compat
 
