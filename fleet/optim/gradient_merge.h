@@ -13,8 +13,8 @@ struct GradientMergeOptions {
 };
 
 /// Counts the parts of one update and what they weigh; gradients themselves add up in the arena, in
-/// float. A window's gradient is the sum over its parts and over all ranks, divided once by what all
-/// of them weigh: k parts give the gradient of one big batch, however unequal they are.
+/// float. A window's gradient is the sum over its parts and over all ranks, divided once by what
+/// all of them weigh: k parts give the gradient of one big batch, however unequal they are.
 ///
 ///   GradientMerge merge({.k_steps = 4});
 ///   for (const auto& part : merge.cut(batch.size())) { ...; merge.add(weight, loss); }

@@ -34,9 +34,9 @@ constexpr std::array kRules = {
 
 }  // namespace
 
-std::vector<std::string> lamb_rule_names() {
-  std::vector<std::string> names;
-  for (const auto& item : kRules) names.emplace_back(item.name);
+std::vector<std::string_view> lamb_rule_names() {
+  std::vector<std::string_view> names;
+  for (const auto& item : kRules) names.push_back(item.name);
   return names;
 }
 
@@ -44,8 +44,9 @@ LambRule lamb_rule(std::string_view name) {
   for (const auto& item : kRules) {
     if (item.name == name) return item.rule;
   }
-  throw Error("LAMB",
-              format("there is no rule '{}'{}", name, did_you_mean(name, lamb_rule_names())),
+  const auto names = lamb_rule_names();
+  const std::vector<std::string> known(names.begin(), names.end());
+  throw Error("LAMB", format("there is no rule '{}'{}", name, did_you_mean(name, known)),
               "docs/strategies/lamb.md lists them");
 }
 

@@ -26,7 +26,7 @@ struct LambRule {
 /// fleet, paper, paddle, apex, nvlamb, deepspeed, timm or timm_trust_clip. Apex, NVLAMB and timm
 /// clip the gradients too: set max_grad_norm = 1.
 LambRule lamb_rule(std::string_view name);
-std::vector<std::string> lamb_rule_names();
+std::vector<std::string_view> lamb_rule_names();
 
 struct LambOptions {
   double lr = 1e-3;

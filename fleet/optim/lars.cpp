@@ -32,9 +32,9 @@ constexpr std::array kRules = {
 
 }  // namespace
 
-std::vector<std::string> lars_rule_names() {
-  std::vector<std::string> names;
-  for (const auto& item : kRules) names.emplace_back(item.name);
+std::vector<std::string_view> lars_rule_names() {
+  std::vector<std::string_view> names;
+  for (const auto& item : kRules) names.push_back(item.name);
   return names;
 }
 
@@ -42,8 +42,9 @@ LarsRule lars_rule(std::string_view name) {
   for (const auto& item : kRules) {
     if (item.name == name) return item.rule;
   }
-  throw Error("LARS",
-              format("there is no rule '{}'{}", name, did_you_mean(name, lars_rule_names())),
+  const auto names = lars_rule_names();
+  const std::vector<std::string> known(names.begin(), names.end());
+  throw Error("LARS", format("there is no rule '{}'{}", name, did_you_mean(name, known)),
               "docs/strategies/lars.md lists them");
 }
 

@@ -18,7 +18,7 @@ struct LarsRule {
 
 /// fleet, paper, paddle_cpu, paddle_gpu, mlperf, apex_larc or timm.
 LarsRule lars_rule(std::string_view name);
-std::vector<std::string> lars_rule_names();
+std::vector<std::string_view> lars_rule_names();
 
 struct LarsOptions {
   double lr = 0.01;

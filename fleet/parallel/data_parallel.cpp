@@ -10,7 +10,7 @@ namespace fleet {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
-enum HeadSlot { kWeight = 0, kLoss = 1 };
+enum HeadSlot { kWeight = 0, kLoss = 1, kParts = 2 };
 
 void check(const DataParallelOptions& options) {
   std::vector<std::string> problems;
@@ -170,9 +170,10 @@ void DataParallel::broadcast(const ModelHandle& model) {
   }
 }
 
-void DataParallel::listen(double weight, double loss) {
+void DataParallel::listen(double weight, double loss, double parts) {
   weight_ = weight;
   loss_ = loss;
+  parts_ = parts;
   next_ = 0;
   pending_.clear();
   halves_.assign(buckets_.size(), {});
@@ -182,7 +183,7 @@ void DataParallel::listen(double weight, double loss) {
   listening_ = true;
 }
 
-void DataParallel::sit_out() { listen(0, 0); }
+void DataParallel::sit_out() { listen(0, 0, 0); }
 
 void DataParallel::on_gradient(size_t span) {
   if (!listening_ || arrived_[span]) return;
@@ -208,6 +209,7 @@ void DataParallel::fill_head() {
   auto* const values = own.data_ptr<float>();
   values[kWeight] = static_cast<float>(weight_);
   values[kLoss] = static_cast<float>(loss_);
+  values[kParts] = static_cast<float>(parts_);
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] = arena_.has_gradient(i) ? 1 : 0;
   }
@@ -250,6 +252,7 @@ ReducedHead DataParallel::read_head() const {
   ReducedHead result;
   result.weight = values[kWeight];
   result.loss = values[kLoss];
+  result.parts = values[kParts];
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     result.used.push_back(values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] > 0);
   }

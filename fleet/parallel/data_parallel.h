@@ -39,6 +39,7 @@ std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallel
 struct ReducedHead {
   double weight = 0;  // sums over all ranks
   double loss = 0;
+  double parts = 0;
   std::vector<bool> used;  // per span: some rank had a gradient
 };
 
@@ -67,9 +68,9 @@ class DataParallel {
   /// Checks that all ranks hold the same model, then gives them rank 0's parameters and buffers.
   void broadcast(const ModelHandle& model);
 
-  /// From here on the gradients that land are final, and are sent. `weight` and `loss` are summed
-  /// along.
-  void listen(double weight = 1, double loss = 0);
+  /// From here on the gradients that land are final, and are sent. What they weigh, their loss and
+  /// the number of parts that were merged into them are summed along.
+  void listen(double weight = 1, double loss = 0, double parts = 1);
   /// A rank without samples takes part with zeros, without a backward.
   void sit_out();
   ReducedHead wait();
@@ -101,6 +102,7 @@ class DataParallel {
   bool listening_ = false;
   double weight_ = 0;
   double loss_ = 0;
+  double parts_ = 0;
   double exposed_seconds_ = 0;
 };
 

@@ -259,9 +259,9 @@ void GradScaler::shrink() {
 }
 
 void GradScaler::set_state(const GradScalerState& state) {
-  const auto counts = {state.good_in_a_row, state.bad_in_a_row, state.skipped_in_a_row,
-                       state.skipped_total};
-  if (!std::isfinite(state.scale) || state.scale <= 0 || std::ranges::min(counts) < 0) {
+  const auto fewest = std::min(
+      {state.good_in_a_row, state.bad_in_a_row, state.skipped_in_a_row, state.skipped_total});
+  if (!std::isfinite(state.scale) || state.scale <= 0 || fewest < 0) {
     throw Error(kArea,
                 format("the saved state is damaged: loss scale {}, counts {}, {}, {}, {}",
                        state.scale, state.good_in_a_row, state.bad_in_a_row, state.skipped_in_a_row,

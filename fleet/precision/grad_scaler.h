@@ -67,14 +67,15 @@ class GradScaler {
 
   /// Divides the gradients by the scale; true when all are finite. Once per window, for all
   /// parameters that will be stepped. Throws when a parameter itself is not finite, since then no
-  /// later update can be good.
+  /// later update can be good. Errors call parameters without names by their place: '#0'.
   bool unscale(const std::vector<NamedTensor>& parameters);
   bool unscale(const ModelHandle& model) { return unscale(model.parameters()); }
   bool unscale(const std::vector<torch::Tensor>& parameters);
 
   /// Steps if all gradients of the window are finite; false when it was skipped. Unscales the
   /// optimizer's parameters if `unscale` was not called. Several optimizers in one window need
-  /// `unscale` with the parameters of all, so that they step or skip together.
+  /// `unscale` with the parameters of all, so that they step or skip together. Not for optimizers
+  /// that need a closure (LBFGS).
   bool step(torch::optim::Optimizer& optimizer);
 
   /// Ends the window.

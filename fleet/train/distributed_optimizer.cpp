@@ -7,7 +7,11 @@
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
 #include "fleet/metrics/step_line.h"
+#include "fleet/optim/gradient_health.h"
+#include "fleet/optim/gradient_merge.h"
 #include "fleet/parallel/sync_batch_norm.h"
+#include "fleet/train/layer_wise_optimizer.h"
+#include "fleet/train/mixed_precision.h"
 #include "fleet/train/strategy_check.h"
 
 namespace fleet {
@@ -37,6 +41,15 @@ void check_loss(const torch::Tensor& loss, double weight) {
   }
 }
 
+void check_gradients(const optim::GradientHealth& health, const ParameterArena& arena) {
+  if (health.is_finite()) return;
+  throw Error("minimize",
+              format("the gradient of '{}' is not finite, though the loss is; nothing was updated",
+                     arena.spans()[*health.first_bad].name),
+              "lower the learning rate, warm it up, or look for a division by 0 or a root of 0 in "
+              "the model");
+}
+
 }  // namespace
 
 struct DistributedOptimizer::State {
@@ -46,11 +59,22 @@ struct DistributedOptimizer::State {
   std::shared_ptr<comm::Communicator> norm_comm;  // for sync_batch_norm
   std::unique_ptr<ParameterArena> arena;
   std::unique_ptr<DataParallel> parallel;
+  std::unique_ptr<optim::ArenaBlocks> blocks;
+  std::unique_ptr<MixedPrecision> amp;  // null: off
+  std::optional<optim::Schedule> schedule;
+  optim::GradientMerge merge;
   // Losses are divided by this before backward, so that gradients come out as means without another
-  // pass: the ranks' usual weight together, agreed on once. Where a window weighs otherwise it is
-  // corrected.
+  // pass: the ranks' usual weight together, agreed on once. Where a window weighs otherwise, the
+  // optimizer makes up for it as it reads.
   double usual_weight = 0;
+  int64_t calls = 0;
   double total_seconds = 0;
+
+  double loss_scale() const { return amp ? amp->scaler().scale() : 1; }
+  int log_ratios_every() const {
+    if (strategy.lars) return strategy.lars_configs.log_every;
+    return strategy.lamb ? strategy.lamb_configs.log_every : 0;
+  }
 
   void agree_on_usual_weight(double own) {
     const auto agreed = torch::full({1}, own, torch::kDouble);
@@ -59,10 +83,33 @@ struct DistributedOptimizer::State {
     if (usual_weight == 0) usual_weight = 1;
   }
 
-  void make_means(double weight) {
-    if (weight == usual_weight) return;
-    const torch::NoGradGuard no_grad;
-    for (const auto& group : arena->groups()) group.gradients.mul_(usual_weight / weight);
+  // Batch norm over all ranks meets once per forward: with other numbers of parts ranks would wait
+  // for ever.
+  void agree_on_parts(int64_t own) const {
+    if (!strategy.sync_batch_norm || comm->size() == 1) return;
+    const auto range = torch::tensor({own, -own}, torch::kLong);
+    comm->all_reduce(range, comm::ReduceOp::kMax, "the number of parts");
+    const auto most = range[0].item<int64_t>();
+    const auto least = -range[1].item<int64_t>();
+    if (most != least) {
+      throw Error("gradient_merge",
+                  format("a batch has {} parts on one rank and {} on another, and sync_batch_norm "
+                         "needs every rank in every part",
+                         most, least),
+                  "give all ranks batches of the same size, or use k_steps instead of "
+                  "micro_batch_size");
+    }
+  }
+
+  void log_trust_ratios() const {
+    const int every = log_ratios_every();
+    if (every == 0 || optimizer->steps() % every != 0) return;
+    for (const auto& item : optimizer->trust_ratios()) {
+      log::info(strategy.lars ? "lars" : "lamb",
+                format("update {}: {} trust ratio {:.6g} (|p| {:.6g}, |{}| {:.6g})",
+                       optimizer->steps(), item.name, item.ratio, item.value_norm,
+                       strategy.lars ? "g" : "u", item.update_norm));
+    }
   }
 };
 
@@ -71,17 +118,31 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
                                            std::shared_ptr<comm::Communicator> comm)
     : state_(std::make_unique<State>()) {
   auto& s = *state_;
-  const auto remarks = check(
-      strategy, {.world_size = comm->size(), .optimizer_name = std::string(optimizer->name())});
+  const auto remarks = check(strategy, {.world_size = comm->size(),
+                                        .optimizer_name = std::string(optimizer->name()),
+                                        .weight_decay = own_weight_decay(*optimizer)});
   auto resolved = strategy.resolved();
   s.strategy = std::move(resolved.strategy);
-  s.optimizer = std::move(optimizer);
+  s.optimizer = layer_wise_optimizer(std::move(optimizer), s.strategy);
   s.comm = std::move(comm);
   log::plain(s.strategy.overview());
   for (const auto& note : resolved.notes) log::info("strategy", note);
   for (const auto& remark : remarks) log::info("strategy", remark);
 
-  s.arena = std::make_unique<ParameterArena>(s.optimizer->model());
+  const auto& model = s.optimizer->model();
+  if (s.strategy.gradient_merge) {
+    const auto& configs = s.strategy.gradient_merge_configs;
+    s.merge = optim::GradientMerge({.k_steps = configs.k_steps,
+                                    .avg = configs.avg,
+                                    .micro_batch_size = configs.micro_batch_size,
+                                    .drop_last = configs.drop_last});
+  }
+  if (s.strategy.amp) {
+    s.amp = std::make_unique<MixedPrecision>(model, s.strategy.amp_configs);
+    MixedPrecision::warn_if_slow(s.strategy.amp_configs);
+  }
+  s.arena = std::make_unique<ParameterArena>(model, MixedPrecision::arena_options(s.strategy));
+  s.blocks = std::make_unique<optim::ArenaBlocks>(*s.arena);
   s.optimizer->bind(*s.arena);
   s.parallel = std::make_unique<DataParallel>(
       *s.arena, s.comm,
@@ -91,7 +152,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
           .last_comm_group_size_MB = s.strategy.last_comm_group_size_MB,
           .fp16_allreduce = s.strategy.fp16_allreduce,
           .find_unused_parameters = s.strategy.find_unused_parameters});
-  s.parallel->broadcast(s.optimizer->model());
+  s.parallel->broadcast(model);
   if (s.strategy.sync_batch_norm) s.norm_comm = s.comm->duplicate("sync_batch_norm");
 }
 
@@ -99,18 +160,88 @@ DistributedOptimizer::~DistributedOptimizer() = default;
 DistributedOptimizer::DistributedOptimizer(DistributedOptimizer&&) noexcept = default;
 
 UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
-  return update({{.weight = 1, .loss = loss}});
+  return report_of_call([&](UpdateReport& report) {
+    const auto& merge = state_->merge;
+    const bool is_last = merge.next_is_last();
+    run({.weight = 1, .is_last = is_last, .of = merge.calls_per_update(), .loss = loss}, report);
+    if (is_last) update(report);
+  });
 }
 
-UpdateReport DistributedOptimizer::minimize_samples(int64_t samples,
-                                                    const std::function<Loss()>& loss) {
-  if (samples > 0) return update({{.weight = static_cast<double>(samples), .loss = loss}});
-  if (state_->strategy.sync_batch_norm) {
+UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_slice,
+                                                    const SliceLoss& loss) {
+  auto& s = *state_;
+  if (samples == 0 && s.strategy.sync_batch_norm) {
     throw Error("minimize",
                 "this rank has an empty batch, and sync_batch_norm needs samples on every rank",
                 "drop the last short batch");
   }
-  return update({});
+  if (s.merge.is_open()) {
+    throw Error("gradient_merge",
+                format("{} of {} calls of minimize(closure) wait for their update, and "
+                       "minimize(batch, closure) is one of its own",
+                       s.merge.parts(), s.merge.calls_per_update()),
+                "call end_epoch() first, or use one of the two");
+  }
+  const auto cuts = s.merge.cut(samples);
+  if (cuts.size() > 1 && !can_slice) {
+    throw Error("gradient_merge",
+                format("this batch of {} samples is to be cut into {} parts, and its type has no "
+                       "slice(begin, end)",
+                       samples, cuts.size()),
+                "give it slice(), or call minimize(closure) once per part");
+  }
+  return report_of_call([&](UpdateReport& report) {
+    s.agree_on_parts(static_cast<int64_t>(cuts.size()));
+    for (const auto& cut : cuts) {
+      run({.weight = static_cast<double>(cut.end - cut.begin),
+           .is_last = cut.end == samples,
+           .of = static_cast<int64_t>(cuts.size()),
+           .loss = [&] { return loss(cut.begin, cut.end); }},
+          report);
+    }
+    if (cuts.empty()) {
+      if (s.usual_weight == 0) s.agree_on_usual_weight(0);
+      s.arena->begin_window();
+      s.parallel->sit_out();
+    }
+    update(report);
+  });
+}
+
+std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
+  auto& s = *state_;
+  if (!s.merge.is_open()) return std::nullopt;
+  if (s.merge.options().drop_last) {
+    s.merge.close();
+    return std::nullopt;
+  }
+  return report_of_call([&](UpdateReport& report) {
+    s.parallel->listen(s.merge.weight(), s.merge.loss_sum(), static_cast<double>(s.merge.parts()));
+    report.parts = s.merge.parts();
+    update(report);
+  });
+}
+
+// A call that throws leaves parameters as they were, and forgets its window.
+UpdateReport DistributedOptimizer::report_of_call(const std::function<void(UpdateReport&)>& work) {
+  auto& s = *state_;
+  const auto begin = Clock::now();
+  UpdateReport report;
+  if (s.schedule) s.optimizer->set_lr((*s.schedule)(updates()));
+  report.lr = s.optimizer->lr();
+  report.loss_scale = s.loss_scale();
+  try {
+    work(report);
+  } catch (...) {
+    s.merge.close();
+    throw;
+  }
+  report.call = ++s.calls;
+  report.update = updates();
+  report.seconds = seconds_since(begin);
+  report.total_seconds = s.total_seconds += report.seconds;
+  return report;
 }
 
 /// A checked loss; `value` times `to_sum` is the sum over what it weighs.
@@ -122,7 +253,9 @@ struct DistributedOptimizer::PartLoss {
 };
 
 DistributedOptimizer::PartLoss DistributedOptimizer::forward(const Part& part) {
-  const SyncBatchNormScope sync_batch_norm(state_->norm_comm);
+  auto& s = *state_;
+  const SyncBatchNormScope sync_batch_norm(s.norm_comm);
+  const precision::AutocastScope autocast(s.amp ? &s.amp->autocast() : nullptr);
   const auto loss = part.loss();
   PartLoss result;
   if (const auto* mean = std::get_if<torch::Tensor>(&loss)) {
@@ -133,56 +266,83 @@ DistributedOptimizer::PartLoss DistributedOptimizer::forward(const Part& part) {
   }
   check_loss(result.value, result.weight);
   const auto value = result.value.item<double>();
-  if (!std::isfinite(value)) {
+  // With amp the gradients will not be finite either, and all ranks skip the update together.
+  if (!std::isfinite(value) && !s.amp) {
     throw Error("minimize",
                 format("the loss is {} at update {} on rank {}; nothing was updated", value,
-                       updates() + 1, state_->comm->rank()),
+                       updates() + 1, s.comm->rank()),
                 "lower the learning rate, warm it up, or look for bad samples");
   }
   result.sum = value * result.to_sum;
   return result;
 }
 
-UpdateReport DistributedOptimizer::update(const std::vector<Part>& parts) {
+// One micro-batch: gradients land in the arena; the last one of a window sends them while backward
+// runs.
+void DistributedOptimizer::run(const Part& part, UpdateReport& report) {
   auto& s = *state_;
-  const auto begin = Clock::now();
-  double weight = 0;
-  double loss_sum = 0;
-  s.arena->begin_window();
-  for (const auto& part : parts) {
-    const auto loss = forward(part);
-    weight += loss.weight;
-    loss_sum += loss.sum;
-    if (s.usual_weight == 0) s.agree_on_usual_weight(weight * static_cast<double>(parts.size()));
-    const bool is_last = &part == &parts.back();
-    if (is_last) s.parallel->listen(weight, loss_sum);
-    (loss.value * (loss.to_sum / s.usual_weight)).backward();
+  if (!s.merge.is_open()) {
+    s.arena->begin_window();
+    if (s.amp) s.amp->open_window();
   }
-  if (parts.empty()) {
-    if (s.usual_weight == 0) s.agree_on_usual_weight(0);
-    s.parallel->sit_out();
+  const auto loss = forward(part);
+  s.merge.add(loss.weight, loss.sum);
+  if (s.usual_weight == 0) s.agree_on_usual_weight(loss.weight * static_cast<double>(part.of));
+  if (part.is_last) {
+    s.parallel->listen(s.merge.weight(), s.merge.loss_sum(), static_cast<double>(s.merge.parts()));
   }
+  // Scaled in fp32 at least: in fp16 the product would be infinite.
+  const auto value = loss.value.element_size() < 4 ? loss.value.to(torch::kFloat) : loss.value;
+  (value * (loss.to_sum / s.usual_weight * s.loss_scale())).backward();
+  report.parts = s.merge.parts();
+  report.weight = loss.weight;
+  report.loss = loss.weight > 0 ? loss.sum / loss.weight : 0;
+}
+
+void DistributedOptimizer::update(UpdateReport& report) {
+  auto& s = *state_;
   const auto reduced = s.parallel->wait();
+  s.merge.close();
   if (!(reduced.weight > 0)) {
     throw Error("minimize", "no rank had anything to learn from: all batches were empty");
   }
-  s.make_means(reduced.weight);
-  const double lr = s.optimizer->lr();
-  s.optimizer->step(reduced.used);
-
-  UpdateReport report;
-  report.update = updates();
   report.loss = reduced.loss / reduced.weight;
   report.weight = reduced.weight;
-  report.lr = lr;
-  report.seconds = seconds_since(begin);
-  report.total_seconds = s.total_seconds += report.seconds;
   report.exposed_communication_s = s.parallel->exposed_seconds();
-  return report;
+
+  // From what lies in the arena to the gradient of the mean loss, or of the sum of the parts'
+  // means.
+  optim::StepInput input{.gradient_scale = s.usual_weight / reduced.weight / s.loss_scale()};
+  if (!s.merge.options().avg) input.gradient_scale *= reduced.parts / s.comm->size();
+  if (s.amp || s.optimizer->max_grad_norm() > 0) {
+    s.blocks->choose(reduced.used);
+    const auto health = optim::gradient_health(*s.arena, *s.blocks);
+    if (s.amp && !health.is_finite()) {  // the sums are the same on all ranks, so all skip
+      report.skipped = true;
+      return s.amp->skip(*s.arena);
+    }
+    check_gradients(health, *s.arena);
+    input.gradient_norm = health.norm;
+    report.gradient_norm = health.norm * input.gradient_scale;
+  }
+  s.optimizer->step(reduced.used, input);
+  if (s.amp) s.amp->scaler().update(/*overflow=*/false);
+  s.log_trust_ratios();
+  report.updated = true;
 }
 
 double DistributedOptimizer::lr() const { return state_->optimizer->lr(); }
-void DistributedOptimizer::set_lr(double lr) { state_->optimizer->set_lr(lr); }
+void DistributedOptimizer::set_lr(double lr) {
+  state_->schedule.reset();
+  state_->optimizer->set_lr(lr);
+}
+void DistributedOptimizer::set_schedule(optim::Schedule schedule) {
+  log::info("schedule", schedule.describe());
+  state_->schedule = std::move(schedule);
+}
+int64_t DistributedOptimizer::skipped_updates() const {
+  return state_->amp ? state_->amp->scaler().skipped_total() : 0;
+}
 int64_t DistributedOptimizer::updates() const { return state_->optimizer->steps(); }
 const DistributedStrategy& DistributedOptimizer::strategy() const { return state_->strategy; }
 const ParameterArena& DistributedOptimizer::arena() const { return *state_->arena; }
@@ -195,7 +355,7 @@ DistributedOptimizer distributed_optimizer(std::unique_ptr<optim::Optimizer> opt
 
 void log_step(const UpdateReport& report) {
   log::plain(step_line({.worker_index = is_initialized() ? worker_index() : 0,
-                        .step = report.update - 1,
+                        .step = report.call - 1,
                         .cost = report.loss,
                         .step_time_s = report.seconds,
                         .total_time_s = report.total_seconds}));

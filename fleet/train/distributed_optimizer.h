@@ -3,6 +3,7 @@
 #include <concepts>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "fleet/comm/communicator.h"
 #include "fleet/core/parameter_arena.h"
 #include "fleet/optim/optimizer.h"
+#include "fleet/optim/schedule.h"
 #include "fleet/parallel/data_parallel.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
@@ -20,20 +22,31 @@ namespace fleet {
 
 /// What one call of `minimize` did.
 struct UpdateReport {
-  int64_t update = 0;  // updates done so far
-  double loss = 0;     // mean over all samples of all ranks
-  double weight =
-      0;  // what the loss was averaged over: samples, or what the closure said, on all ranks
-  double lr = 0;                       // the rate that was used
-  double seconds = 0;                  // wall time of the call
-  double total_seconds = 0;            // of all calls so far
-  double exposed_communication_s = 0;  // part of `seconds` spent waiting for other ranks
+  int64_t call = 0;       // calls of `minimize` so far
+  int64_t update = 0;     // updates done so far
+  bool updated = false;   // false: one part of a window that goes on, or a skipped update
+  bool skipped = false;   // a gradient was not finite (amp): nothing changed but the loss scale
+  int64_t parts = 0;      // merged on this rank, so far in this window
+  double loss = 0;        // mean over all samples of all ranks; of this part alone within a window
+  double weight = 0;      // what the loss was averaged over: samples, or what the closure said
+  double lr = 0;          // the rate that was used
+  double loss_scale = 1;  // the one that was used
+  std::optional<double> gradient_norm = {};  // before clipping; known with amp or max_grad_norm
+  double seconds = 0;                        // wall time of the call
+  double total_seconds = 0;                  // of all calls so far
+  double exposed_communication_s = 0;        // part of `seconds` spent waiting for other ranks
 };
 
-/// A batch that `minimize` can weigh and split: it knows how many samples it has.
+/// A batch that `minimize` can weigh: it knows how many samples it has.
 template <typename B>
 concept Batchlike = requires(const B& batch) {
   { batch.size() } -> std::convertible_to<int64_t>;
+};
+
+/// One that it can also split, for gradient merge.
+template <typename B>
+concept Sliceable = Batchlike<B> && requires(const B& batch, int64_t i) {
+  { batch.slice(i, i) } -> std::convertible_to<B>;
 };
 
 /// Trains one model as a strategy says; the one place where strategies meet. Made by
@@ -41,6 +54,9 @@ concept Batchlike = requires(const B& batch) {
 ///
 /// All ranks call `minimize` the same number of times. A rank that has run out of samples passes an
 /// empty batch: it takes part without a say.
+///
+/// After an update `grad()` holds what the ranks' backwards summed up: with amp still multiplied by
+/// the loss scale, and before clipping; both happen while the optimizer reads it.
 class DistributedOptimizer {
  public:
   DistributedOptimizer(std::unique_ptr<optim::Optimizer> optimizer,
@@ -49,20 +65,36 @@ class DistributedOptimizer {
   ~DistributedOptimizer();
   DistributedOptimizer(DistributedOptimizer&&) noexcept;
 
-  /// Forward, backward, reduce, update. A mean counts the same on every rank.
+  /// Forward, backward, reduce, update. A mean counts the same on every rank. With gradient merge,
+  /// k_steps calls make one update, and only the last of them communicates.
   UpdateReport minimize(const std::function<Loss()>& loss);
 
   /// The same for a batch that the closure gets: a mean counts as many samples as the batch has, so
   /// that a short last batch, or unequal shares of the ranks, come out exactly as one big batch.
+  /// Every call is an update: gradient merge splits the batch.
   template <Batchlike B, typename F>
   requires std::invocable<F&, const B&> UpdateReport minimize(const B& batch, F&& loss) {
     const auto samples = static_cast<int64_t>(batch.size());
-    return minimize_samples(samples, [&]() -> Loss { return loss(batch); });
+    return minimize_samples(samples, Sliceable<B>, [&](int64_t begin, int64_t end) -> Loss {
+      if constexpr (Sliceable<B>) {
+        if (end - begin < samples) return loss(batch.slice(begin, end));
+      }
+      return loss(batch);
+    });
   }
 
+  /// The end of an epoch in the middle of a window of `minimize(closure)`: updates with the parts
+  /// that are there, rightly weighted, or forgets them (gradient_merge_configs.drop_last). Empty
+  /// when no window is open. All ranks call it.
+  std::optional<UpdateReport> end_epoch();
+
   double lr() const;
+  /// Ends a schedule.
   void set_lr(double lr);
+  /// From now on update n uses `schedule(n)`, counted from 0; a skipped update does not count.
+  void set_schedule(optim::Schedule schedule);
   int64_t updates() const;
+  int64_t skipped_updates() const;
 
   /// In force after resolving and checking.
   const DistributedStrategy& strategy() const;
@@ -70,15 +102,20 @@ class DistributedOptimizer {
   const optim::Optimizer& optimizer() const;
 
  private:
+  using SliceLoss = std::function<Loss(int64_t begin, int64_t end)>;
   /// One forward and backward of an update.
   struct Part {
     double weight = 1;  // of a mean; a WeightedLoss says its own
+    bool is_last = true;
+    int64_t of = 1;  // parts that the window will have
     std::function<Loss()> loss;
   };
-  UpdateReport minimize_samples(int64_t samples, const std::function<Loss()>& loss);
-  UpdateReport update(const std::vector<Part>& parts);
+  UpdateReport minimize_samples(int64_t samples, bool can_slice, const SliceLoss& loss);
+  UpdateReport report_of_call(const std::function<void(UpdateReport&)>& work);
   struct PartLoss;
   PartLoss forward(const Part& part);
+  void run(const Part& part, UpdateReport& report);
+  void update(UpdateReport& report);
 
   struct State;
   std::unique_ptr<State> state_;

@@ -2,6 +2,8 @@
 
 #include "fleet/core/format.h"
 #include "fleet/core/options_json.h"
+#include "fleet/optim/lamb.h"
+#include "fleet/optim/lars.h"
 #include "fleet/train/strategy_overview.h"
 
 namespace fleet {
@@ -110,6 +112,11 @@ const FieldList& fields_of(const AmpConfigs*) {
               field<&AmpConfigs::dtype>("dtype", "the low precision")
                   .one_of({"bf16", "fp16"})
                   .beyond_guide(),
+              field<&AmpConfigs::max_skips_in_a_row>("max_skips_in_a_row",
+                                                     "stop after so many skipped updates in a row")
+                  .at_least(1)
+                  .in_unit("updates")
+                  .beyond_guide(),
           },
       .absent = {
           {"custom_black_varnames",
@@ -185,6 +192,10 @@ const FieldList& fields_of(const GradientMergeConfigs*) {
               .at_least(0)
               .in_unit("samples")
               .beyond_guide(),
+          field<&GradientMergeConfigs::drop_last>(
+              "drop_last",
+              "forget a window that the end of an epoch cuts short; off: update with it")
+              .beyond_guide(),
       }};
   return list;
 }
@@ -198,6 +209,14 @@ const FieldList& fields_of(const LarsConfigs*) {
           field<&LarsConfigs::epsilon>("epsilon", "added to the norm that divides").at_least(0),
           field<&LarsConfigs::exclude_from_weight_decay>(
               "exclude_from_weight_decay", "parts of names of parameters without weight decay"),
+          field<&LarsConfigs::rule>("rule", "whose variant of LARS it is")
+              .one_of(optim::lars_rule_names())
+              .beyond_guide(),
+          field<&LarsConfigs::log_every>("log_every",
+                                         "print the trust ratios every so often; 0: never")
+              .at_least(0)
+              .in_unit("updates")
+              .beyond_guide(),
       }};
   return list;
 }
@@ -209,6 +228,14 @@ const FieldList& fields_of(const LambConfigs*) {
           field<&LambConfigs::lamb_weight_decay>("lamb_weight_decay", "weight decay").at_least(0),
           field<&LambConfigs::exclude_from_weight_decay>(
               "exclude_from_weight_decay", "parts of names of parameters without weight decay"),
+          field<&LambConfigs::rule>("rule", "whose variant of LAMB it is")
+              .one_of(optim::lamb_rule_names())
+              .beyond_guide(),
+          field<&LambConfigs::log_every>("log_every",
+                                         "print the trust ratios every so often; 0: never")
+              .at_least(0)
+              .in_unit("updates")
+              .beyond_guide(),
       }};
   return list;
 }

@@ -25,6 +25,7 @@ struct AmpConfigs {
   bool use_pure_bf16 = false;
 
   std::string dtype = "bf16";
+  int max_skips_in_a_row = 50;
 
   bool operator==(const AmpConfigs&) const = default;
 };
@@ -58,6 +59,7 @@ struct GradientMergeConfigs {
   bool avg = true;
 
   int64_t micro_batch_size = 0;  ///< 0: the batch is cut into k_steps parts
+  bool drop_last = false;
 
   bool operator==(const GradientMergeConfigs&) const = default;
 };
@@ -68,12 +70,18 @@ struct LarsConfigs {
   float epsilon = 0;
   std::vector<std::string> exclude_from_weight_decay = {};
 
+  std::string rule = "fleet";
+  int log_every = 0;
+
   bool operator==(const LarsConfigs&) const = default;
 };
 
 struct LambConfigs {
   float lamb_weight_decay = 0.01f;
   std::vector<std::string> exclude_from_weight_decay = {};
+
+  std::string rule = "fleet";
+  int log_every = 0;
 
   bool operator==(const LambConfigs&) const = default;
 };

@@ -46,8 +46,9 @@ std::unique_ptr<optim::Optimizer> lamb_of(const optim::Adam& adam, const LambCon
 std::unique_ptr<optim::Optimizer> layer_wise_optimizer(std::unique_ptr<optim::Optimizer> optimizer,
                                                        const DistributedStrategy& strategy) {
   if (!strategy.lars && !strategy.lamb) return optimizer;
-  auto made = strategy.lars ? lars_of(dynamic_cast<const optim::Momentum&>(*optimizer), strategy.lars_configs)
-                            : lamb_of(dynamic_cast<const optim::Adam&>(*optimizer), strategy.lamb_configs);
+  auto made = strategy.lars
+                  ? lars_of(dynamic_cast<const optim::Momentum&>(*optimizer), strategy.lars_configs)
+                  : lamb_of(dynamic_cast<const optim::Adam&>(*optimizer), strategy.lamb_configs);
   made->set_lr(optimizer->lr());
   return made;
 }

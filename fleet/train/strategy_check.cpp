@@ -18,12 +18,8 @@ struct NotYetHere {
   std::string_view arrives_with;
 };
 constexpr NotYetHere kNotYetHere[] = {
-    {&DistributedStrategy::amp, "amp", "mixed precision"},
     {&DistributedStrategy::recompute, "recompute", "the memory planner"},
     {&DistributedStrategy::localsgd, "localsgd", "local SGD"},
-    {&DistributedStrategy::gradient_merge, "gradient_merge", "the optimizers"},
-    {&DistributedStrategy::lars, "lars", "the optimizers"},
-    {&DistributedStrategy::lamb, "lamb", "the optimizers"},
     {&DistributedStrategy::adaptive_localsgd, "adaptive_localsgd", "local SGD"},
 };
 
@@ -76,6 +72,15 @@ class Check {
       problem(
           "amp_configs: use_pure_bf16 keeps bf16 parameters, but dtype is fp16; set dtype to "
           "bf16");
+    }
+    if (strategy_.amp && configs.dtype == "bf16") {
+      const AmpConfigs defaults;
+      if (configs.init_loss_scaling != defaults.init_loss_scaling ||
+          configs.use_dynamic_loss_scaling != defaults.use_dynamic_loss_scaling) {
+        remark(
+            "amp_configs: the loss is scaled for fp16 only; bf16 has the range of fp32 and needs "
+            "no loss scale");
+      }
     }
   }
 
@@ -147,6 +152,13 @@ class Check {
           format("lamb is built on Adam, but the optimizer is {}; use Adam with its lr and "
                  "betas (lamb decays weights by itself), or switch lamb off",
                  optimizer));
+    }
+    if ((strategy_.lars || strategy_.lamb) && context_.weight_decay != 0) {
+      problem(
+          format("{}'s own weight_decay of {} would be added to {}_weight_decay; set it to 0 and "
+                 "give {}_configs.{}_weight_decay",
+                 optimizer, context_.weight_decay, strategy_.lars ? "lars" : "lamb",
+                 strategy_.lars ? "lars" : "lamb", strategy_.lars ? "lars" : "lamb"));
     }
   }
 

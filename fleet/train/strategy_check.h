@@ -11,6 +11,7 @@ namespace fleet {
 struct CheckContext {
   int world_size = 1;
   std::string optimizer_name = {};  ///< "SGD", "Momentum", "Adam", ...; empty: not known yet
+  double weight_decay = 0;          ///< the optimizer's own
 };
 
 /// Refuses a strategy that cannot do what it says, with everything that is wrong in one Error:

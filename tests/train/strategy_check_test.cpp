@@ -41,14 +41,14 @@ TEST(StrategyCheckTest, WhatIsHereTodayPasses) {
 }
 
 TEST(StrategyCheckTest, StrategiesThatComeLaterSaySo) {
-  DistributedStrategy strategy{.lars = true};
+  DistributedStrategy strategy{.localsgd = true};
   try {
-    check(strategy, {.world_size = 1, .optimizer_name = "Momentum"});
+    check(strategy, {.world_size = 2, .optimizer_name = "Momentum"});
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
                  "[strategy] this strategy cannot be used:\n"
-                 "  - lars is not in this version of Fleet yet: it arrives with the optimizers");
+                 "  - localsgd is not in this version of Fleet yet: it arrives with local SGD");
   }
 }
 

@@ -1,0 +1,22 @@
+#include "fleet/precision/buffer_backup.h"
+
+namespace fleet::precision {
+
+BufferBackup::BufferBackup(const ModelHandle& model) {
+  for (const auto& [name, buffer] : model.buffers()) {
+    buffers_.push_back(buffer);
+    saved_.push_back(buffer.detach().clone());
+  }
+}
+
+void BufferBackup::save() {
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers_.size(); ++i) saved_[i].copy_(buffers_[i]);
+}
+
+void BufferBackup::restore() {
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(saved_[i]);
+}
+
+}  // namespace fleet::precision
