@@ -161,11 +161,13 @@ class OptimBench {
 
   // LARS beside Momentum, taken in turn.
   void lars_beside_momentum() {
+    ParameterArena arena_of_momentum(model_);  // each its own: LARS would notice the other's writes
     ParameterArena arena(model_);
+    fill(arena_of_momentum);
     fill(arena);
     optim::Momentum momentum(model_, {.lr = 1e-4});
     optim::Lars lars(model_, {.lr = 1e-4});
-    momentum.bind(arena);
+    momentum.bind(arena_of_momentum);
     lars.bind(arena);
     const auto timings = alternate(rounds_, {[&] { lars.step(); }, [&] { momentum.step(); }});
     rows.push_back({format("{} lars", model_name_), timings[0].best() * 1e3, "ms",
@@ -202,7 +204,6 @@ class OptimBench {
   static void fill(ParameterArena& arena) {
     const torch::NoGradGuard no_grad;
     for (const auto& group : arena.groups()) group.gradients.normal_(0, 1e-3);
-    arena.end_window();
   }
 
   std::string model_name_;

@@ -5,6 +5,10 @@
 
 #include "fleet/ops/update_kernels.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 using fleet::ops::AdamStep;
@@ -19,43 +23,101 @@ constexpr int64_t kTile = 1024;
 
 inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Round to nearest even; a NaN stays one.
-inline void round_to_bf16(const float* FLEET_RESTRICT w, uint16_t* FLEET_RESTRICT low, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, w + i, sizeof(bits));
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    low[i] = static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded);
-  }
-}
+// Doubles of one register, from half as many bytes of floats.
+#if defined(__AVX512F__)
+using Doubles = __m512d;
+inline Doubles widen(const float* x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
+#elif defined(__AVX2__)
+using Doubles = __m256d;
+inline Doubles widen(const float* x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
+#else
+typedef double Doubles __attribute__((vector_size(16)));
+inline Doubles widen(const float* x) { return Doubles{x[0], x[1]}; }
+#endif
+constexpr int64_t kLanes = sizeof(Doubles) / sizeof(double);
 
-// Four vectors of floats at a time, each half widened and added in its own accumulator: enough
-// independent chains to hide the latency of an addition.
-typedef float HalfVector
-    __attribute__((vector_size(FLEET_VECTOR_BYTES / 2), aligned(4), may_alias));
-typedef double Doubles __attribute__((vector_size(FLEET_VECTOR_BYTES)));
-constexpr int64_t kHalf = FLEET_VECTOR_BYTES / 8;
-
-inline double square_sum_of(const float* x, int64_t n) {
+// Four sums at a time: enough independent chains to hide the latency of an addition.
+inline double square_sum_of_tile(const float* x, int64_t n) {
   Doubles a = {}, b = {}, c = {}, d = {};
   int64_t i = 0;
-  for (; i + 4 * kHalf <= n; i += 4 * kHalf) {
-    const HalfVector* p = reinterpret_cast<const HalfVector*>(x + i);
-    const Doubles p0 = __builtin_convertvector(p[0], Doubles);
-    const Doubles p1 = __builtin_convertvector(p[1], Doubles);
-    const Doubles p2 = __builtin_convertvector(p[2], Doubles);
-    const Doubles p3 = __builtin_convertvector(p[3], Doubles);
-    a += p0 * p0;
-    b += p1 * p1;
-    c += p2 * p2;
-    d += p3 * p3;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    const Doubles x0 = widen(x + i);
+    const Doubles x1 = widen(x + i + kLanes);
+    const Doubles x2 = widen(x + i + 2 * kLanes);
+    const Doubles x3 = widen(x + i + 3 * kLanes);
+    a += x0 * x0;
+    b += x1 * x1;
+    c += x2 * x2;
+    d += x3 * x3;
   }
   a = (a + b) + (c + d);
   double sum = 0;
-  for (int64_t lane = 0; lane < kHalf; ++lane) sum += a[lane];
+  for (int64_t lane = 0; lane < kLanes; ++lane) sum += a[lane];
   for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
   return sum;
+}
+
+// Tile by tile, so that a kernel that sums up what it has just written gets the very same number.
+inline double square_sum_of(const float* x, int64_t n) {
+  double sum = 0;
+  for (int64_t begin = 0; begin < n; begin += kTile) {
+    sum += square_sum_of_tile(x + begin, shorter(kTile, n - begin));
+  }
+  return sum;
+}
+
+// Round to nearest even; a NaN stays one.
+inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded);
+}
+
+// The copy is written past the caches where its place is aligned: nothing reads it before the next
+// forward, and fetching lines only to overwrite them would cost as much again.
+inline void round_to_bf16(const float* w, uint16_t* low, int64_t n) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  if (reinterpret_cast<uintptr_t>(low) % 32 == 0) {
+    for (; i + 16 <= n; i += 16) {
+      const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(w + i));
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      const __m512i rounded = _mm512_srli_epi32(
+          _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+      const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(
+          _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)), _mm512_set1_epi32(0x7f800000));
+      const __m512i result = _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(low + i), _mm512_cvtepi32_epi16(result));
+    }
+  }
+#elif defined(__AVX2__)
+  const auto round = [](const float* x) {
+    const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x));
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(
+        _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)),
+                                              _mm256_set1_epi32(0x7f800000));
+    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
+  };
+  if (reinterpret_cast<uintptr_t>(low) % 32 == 0) {
+    for (; i + 16 <= n; i += 16) {
+      const __m256i packed = _mm256_packus_epi32(round(w + i), round(w + i + 8));
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(low + i),
+                          _mm256_permute4x64_epi64(packed, 0xd8));
+    }
+  }
+#endif
+  for (; i < n; ++i) low[i] = to_bf16(w[i]);
+}
+
+// Makes what was written past the caches visible before the threads meet.
+inline void finish_low(const uint16_t* low) {
+#if defined(__AVX2__)
+  if (low) _mm_sfence();
+#endif
 }
 
 double square_sum(const float* x, int64_t n) { return square_sum_of(x, n); }
@@ -72,6 +134,7 @@ void sgd(const SgdStep& step, float* w_all, const float* g_all, int64_t n, uint1
     }
     if (low) round_to_bf16(w, low + begin, length);
   }
+  finish_low(low);
 }
 
 template <bool Nesterov>
@@ -86,7 +149,10 @@ inline void momentum_tile(const MomentumStep& s, float* FLEET_RESTRICT w,
   }
 }
 
-void momentum(const MomentumStep& s, float* w, const float* g, float* v, int64_t n, uint16_t* low) {
+template <bool WithNorm>
+inline double momentum_run(const MomentumStep& s, float* w, const float* g, float* v, int64_t n,
+                           uint16_t* low) {
+  double sum = 0;
   for (int64_t begin = 0; begin < n; begin += kTile) {
     const int64_t length = shorter(kTile, n - begin);
     if (s.nesterov) {
@@ -94,8 +160,20 @@ void momentum(const MomentumStep& s, float* w, const float* g, float* v, int64_t
     } else {
       momentum_tile<false>(s, w + begin, g + begin, v + begin, length);
     }
+    if (WithNorm) sum += square_sum_of_tile(w + begin, length);
     if (low) round_to_bf16(w + begin, low + begin, length);
   }
+  finish_low(low);
+  return sum;
+}
+
+void momentum(const MomentumStep& s, float* w, const float* g, float* v, int64_t n, uint16_t* low) {
+  momentum_run<false>(s, w, g, v, n, low);
+}
+
+double momentum_and_norm(const MomentumStep& s, float* w, const float* g, float* v, int64_t n,
+                         uint16_t* low) {
+  return momentum_run<true>(s, w, g, v, n, low);
 }
 
 void adam(const AdamStep& step, float* w_all, const float* g_all, float* m_all, float* v_all,
@@ -117,6 +195,7 @@ void adam(const AdamStep& step, float* w_all, const float* g_all, float* m_all, 
     }
     if (low) round_to_bf16(w, low + begin, length);
   }
+  finish_low(low);
 }
 
 inline float lamb_update(const LambStep& s, float w, float m, float v) {
@@ -143,8 +222,8 @@ SquareSums lamb_moments(const LambStep& step, const float* w_all, const float* g
       v[i] = v1;
       u[i] = lamb_update(s, w[i], m1, v1);
     }
-    sums.value += square_sum_of(w, length);
-    sums.update += square_sum_of(u, length);
+    sums.value += square_sum_of_tile(w, length);
+    sums.update += square_sum_of_tile(u, length);
   }
   return sums;
 }
@@ -160,9 +239,11 @@ void lamb_apply(const LambStep& step, float rate, float* w_all, const float* m_a
     for (int64_t i = 0; i < length; ++i) w[i] -= rate * lamb_update(s, w[i], m[i], v[i]);
     if (low) round_to_bf16(w, low + begin, length);
   }
+  finish_low(low);
 }
 
-constexpr fleet::ops::UpdateKernels kKernels = {FLEET_KERNELS_NAME, sgd,        momentum,  adam,
-                                                lamb_moments,       lamb_apply, square_sum};
+constexpr fleet::ops::UpdateKernels kKernels = {FLEET_KERNELS_NAME, sgd,       momentum,
+                                                momentum_and_norm,  adam,      lamb_moments,
+                                                lamb_apply,         square_sum};
 
 }  // namespace

@@ -1,5 +1,4 @@
 #define FLEET_KERNELS_NAME "avx2"
-#define FLEET_VECTOR_BYTES 32
 #include "fleet/ops/update_kernels.inl"
 
 namespace fleet::ops {

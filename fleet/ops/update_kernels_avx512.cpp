@@ -1,5 +1,4 @@
 #define FLEET_KERNELS_NAME "avx512"
-#define FLEET_VECTOR_BYTES 64
 #include "fleet/ops/update_kernels.inl"
 
 namespace fleet::ops {

@@ -1,5 +1,4 @@
 #define FLEET_KERNELS_NAME "generic"
-#define FLEET_VECTOR_BYTES 16
 #include "fleet/ops/update_kernels.inl"
 
 namespace fleet::ops {

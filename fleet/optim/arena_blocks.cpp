@@ -17,8 +17,8 @@ bool is_fused(const ArenaGroup& group) {
   return group.values.device().is_cpu() && group.values.scalar_type() == torch::kFloat;
 }
 
-void ArenaBlocks::choose(const std::vector<bool>& used) {
-  if (used == used_ && !groups_.empty()) return;
+bool ArenaBlocks::choose(const std::vector<bool>& used) {
+  if (used == used_ && !groups_.empty()) return false;
   FLEET_ASSERT(used.size() == arena_.spans().size(), "one flag per span");
   used_ = used;
   blocks_.clear();
@@ -37,6 +37,7 @@ void ArenaBlocks::choose(const std::vector<bool>& used) {
     }
     groups_.push_back({first, blocks_.size()});
   }
+  return true;
 }
 
 std::vector<ArenaBlocks::Stretch> ArenaBlocks::shares_of(const Stretch& stretch) const {

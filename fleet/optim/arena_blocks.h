@@ -24,8 +24,9 @@ class ArenaBlocks {
  public:
   explicit ArenaBlocks(const ParameterArena& arena) : arena_(arena) {}
 
-  /// Cuts the spans whose flag is set; cheap when the flags are those of the last call.
-  void choose(const std::vector<bool>& used);
+  /// Cuts the spans whose flag is set. False, at no cost, when the flags are those of the last
+  /// call.
+  bool choose(const std::vector<bool>& used);
 
   size_t count() const { return blocks_.size(); }
   const Block& operator[](size_t index) const { return blocks_[index]; }

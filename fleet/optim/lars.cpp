@@ -80,13 +80,36 @@ void Lars::settle(const ParameterArena& arena, std::vector<SpanSettings>& settin
   }
 }
 
-void Lars::prepare() { is_bare_.assign(settings_.size(), false); }
+Lars::Kept Lars::look_at(size_t span) const {
+  const auto& place = arena().spans()[span];
+  if (!is_fused(arena().groups()[place.group])) return {};
+  const auto* values = arena().groups()[place.group].values.const_data_ptr<float>() + place.offset;
+  constexpr int64_t kProbe = 256;
+  return {.version = static_cast<int64_t>(place.parameter._version()),
+          .probe = ops::update_kernels().square_sum(values, std::min(kProbe, place.numel))};
+}
+
+void Lars::prepare() {
+  is_bare_.assign(settings_.size(), false);
+  kept_.resize(settings_.size());
+  value_sums_.resize(block_count());
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const auto now = look_at(i);
+    kept_[i].is_valid = has_same_blocks() && now.version >= 0 && now.version == kept_[i].version &&
+                        now.probe == kept_[i].probe;
+  }
+}
+
+void Lars::finish() {
+  for (size_t i = 0; i < kept_.size(); ++i) kept_[i] = look_at(i);
+}
 
 ops::SquareSums Lars::measure(const Run& run) {
   if (!settings_[run.span].use_trust_ratio) return {0, 0};
   const auto square_sum = ops::update_kernels().square_sum;
   const double scale = run.gradient_scale;
-  return {.value = square_sum(run.value, run.length),
+  return {.value =
+              kept_[run.span].is_valid ? value_sums_[run.block] : square_sum(run.value, run.length),
           .update = square_sum(run.gradient, run.length) * scale * scale};
 }
 
@@ -114,13 +137,14 @@ Lars::Factors Lars::factors(size_t span) const {
 
 void Lars::apply(const Run& run) {
   const auto of = factors(run.span);
-  ops::update_kernels().momentum({.gradient_scale = run.gradient_scale,
-                                  .weight_decay = static_cast<float>(of.decay),
-                                  .momentum = static_cast<float>(options_.momentum),
-                                  .inner = static_cast<float>(of.inner),
-                                  .outer = static_cast<float>(of.outer),
-                                  .nesterov = options_.use_nesterov},
-                                 run.value, run.gradient, run.state[0], run.length, run.low);
+  value_sums_[run.block] = ops::update_kernels().momentum_and_norm(
+      {.gradient_scale = run.gradient_scale,
+       .weight_decay = static_cast<float>(of.decay),
+       .momentum = static_cast<float>(options_.momentum),
+       .inner = static_cast<float>(of.inner),
+       .outer = static_cast<float>(of.outer),
+       .nesterov = options_.use_nesterov},
+      run.value, run.gradient, run.state[0], run.length, run.low);
 }
 
 void Lars::apply(Whole& whole) {

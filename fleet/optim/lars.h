@@ -49,6 +49,7 @@ class Lars : public Optimizer {
   std::vector<std::string> state_names() const override { return {"velocity"}; }
   void settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
   void prepare() override;
+  void finish() override;
   bool has_trust_ratio() const override { return true; }
   ops::SquareSums measure(const Run& run) override;
   double trust(size_t span, double value_norm, double gradient_norm) override;
@@ -62,8 +63,20 @@ class Lars : public Optimizer {
   };
   Factors factors(size_t span) const;
 
+  /// |p|^2 of the last step's results saves this step from reading them for it, as long as nobody
+  /// else has written to p since: its version tells, and where writing goes around that (averaging,
+  /// loading), the first elements do.
+  struct Kept {
+    int64_t version = -1;
+    double probe = 0;
+    bool is_valid = false;  // in this step
+  };
+  Kept look_at(size_t span) const;
+
   LarsOptions options_;
-  std::vector<char> is_bare_;  // per span: without decay in this step, for lack of a norm
+  std::vector<char> is_bare_;       // per span: without decay in this step, for lack of a norm
+  std::vector<Kept> kept_;          // per span
+  std::vector<double> value_sums_;  // per block
 };
 
 }  // namespace fleet::optim

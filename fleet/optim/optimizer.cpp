@@ -61,7 +61,7 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   FLEET_ASSERT(arena_ != nullptr, "step() before bind()");
   const torch::NoGradGuard no_grad;
   const auto all = used.empty() ? std::vector<bool>(arena_->spans().size(), true) : used;
-  blocks_->choose(all);
+  has_same_blocks_ = !blocks_->choose(all);
   const double gradient_scale = input.gradient_scale * clipping(input);
   ++steps_;
   for (auto& trust : trust_) trust.is_fresh = false;
@@ -73,11 +73,14 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
       step_by_ops(g, all, gradient_scale);
     }
   }
+  finish();
 }
 
-Optimizer::Run Optimizer::run_of(const Block& block, double gradient_scale) const {
+Optimizer::Run Optimizer::run_of(size_t index, double gradient_scale) const {
+  const auto& block = (*blocks_)[index];
   const auto& group = arena_->groups()[arena_->spans()[block.span].group];
   Run run;
+  run.block = index;
   run.span = block.span;
   run.value = group.values.mutable_data_ptr<float>() + block.begin;
   run.gradient = group.gradients.const_data_ptr<float>() + block.begin;
@@ -95,7 +98,7 @@ Optimizer::Run Optimizer::run_of(const Block& block, double gradient_scale) cons
 
 void Optimizer::step_fused(size_t group, double gradient_scale) {
   const auto stretch = blocks_->of_group(group);
-  const auto run = [&](size_t block) { return run_of((*blocks_)[block], gradient_scale); };
+  const auto run = [&](size_t block) { return run_of(block, gradient_scale); };
   if (!has_trust_ratio()) {
     blocks_->for_each(stretch, [&](size_t block) { apply(run(block)); });
     return;

@@ -86,6 +86,7 @@ class Optimizer {
   };
   /// A run of one parameter, for the fused kernels.
   struct Run {
+    size_t block = 0;  // less than `block_count`
     size_t span = 0;
     float* value = nullptr;
     const float* gradient = nullptr;
@@ -105,6 +106,10 @@ class Optimizer {
   Optimizer(ModelHandle model, Common common);
 
   double ratio(size_t span) const { return trust_[span].ratio; }
+  ParameterArena& arena() const { return *arena_; }
+  size_t block_count() const { return blocks_->count(); }
+  /// Whether blocks are numbered as in the step before.
+  bool has_same_blocks() const { return has_same_blocks_; }
 
   /// Names of the state tensors, two at most.
   virtual std::vector<std::string> state_names() const = 0;
@@ -112,6 +117,8 @@ class Optimizer {
   virtual void settle(const ParameterArena& /*arena*/, std::vector<SpanSettings>& /*settings*/) {}
   /// Once per step, before the passes: `steps()` counts this one already.
   virtual void prepare() {}
+  /// Once per step, after them.
+  virtual void finish() {}
 
   /// Optimizers with a trust ratio make two passes: `measure` all runs of a span, then `trust` with
   /// their norms, then `apply`. Spans are worked on by several threads at once.
@@ -139,13 +146,14 @@ class Optimizer {
   double clipping(const StepInput& input) const;
   void step_fused(size_t group, double gradient_scale);
   void step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale);
-  Run run_of(const Block& block, double gradient_scale) const;
+  Run run_of(size_t block, double gradient_scale) const;
 
   double max_grad_norm_ = 0;
   std::vector<ParameterGroup> groups_;
   ParameterArena* arena_ = nullptr;
   std::vector<NamedState> state_;
   std::unique_ptr<ArenaBlocks> blocks_;
+  bool has_same_blocks_ = false;
   std::vector<ops::SquareSums> sums_;  // one per block
   std::vector<Trust> trust_;
 };

@@ -315,6 +315,39 @@ TEST(OracleTest, LambInEveryRule) {
   }
 }
 
+// LARS keeps norms from one step to the next; whatever writes to the parameters in between must be
+// noticed, however it does so.
+TEST(OracleTest, LarsNoticesParametersThatOthersWrote) {
+  const auto train = [](bool fresh, int way) {
+    auto net = std::make_shared<Net>(torch::kFloat, 1000);
+    ParameterArena arena(*net);
+    auto lars = std::make_unique<Lars>(*net, LarsOptions{.lr = 1, .momentum = 0});
+    lars->bind(arena);
+    arena.groups()[0].gradients.copy_(
+        torch::randn({arena.groups()[0].gradients.numel()}, at::detail::createCPUGenerator(5)));
+    for (int step = 0; step < 4; ++step) {
+      if (fresh) {  // has kept nothing
+        lars = std::make_unique<Lars>(*net, LarsOptions{.lr = 1, .momentum = 0});
+        lars->bind(arena);
+      }
+      std::vector<bool> used(arena.spans().size(), true);
+      const torch::NoGradGuard no_grad;
+      if (way == 1) net->parameters()[0].view(-1)[5000] = 100;
+      if (way == 2) arena.groups()[0].values.mul_(2);
+      if (way == 3) {
+        auto* data = net->parameters()[0].data_ptr<float>();
+        for (int64_t i = 0; i < net->parameters()[0].numel(); ++i) data[i] += 1;
+      }
+      if (way == 4) used[static_cast<size_t>(step) % 2] = false;
+      lars->step(used);
+    }
+    return flat(net->parameters());
+  };
+  for (int way = 0; way <= 4; ++way) {
+    EXPECT_TRUE(torch::equal(train(false, way), train(true, way))) << way;
+  }
+}
+
 // Spans of several blocks, cut at other places for every number of threads.
 TEST(OracleTest, ResultsDoNotDependOnTheNumberOfThreads) {
   const int before = at::get_num_threads();

@@ -136,9 +136,9 @@ TEST_F(QuickStartTest, AllMistakesOfAStrategyFileAtOnce) {
 
 TEST_F(QuickStartTest, SwitchThatIsNotThereYetSaysSo) {
   write_data(20, 20);
-  Started training(program({"--amp"}));
+  Started training(program({"--localsgd"}));
   EXPECT_EQ(training.wait(), 1) << training.output();
-  EXPECT_TRUE(says(error_in(training.output()), "amp is not in this version of Fleet yet"));
+  EXPECT_TRUE(says(error_in(training.output()), "localsgd is not in this version of Fleet yet"));
 }
 
 }  // namespace
