@@ -268,7 +268,6 @@ std::vector<Row> bench_optim() {
   torch::manual_seed(1);
   applications::Resnet resnet{applications::ResnetOptions{}};
   auto rows = bench_model("resnet50", resnet, 25);
-  if (std::getenv("NOBERT")) return rows;
   const auto bert = bench_model("bert-large", bert_large_shapes(), 5);
   rows.insert(rows.end(), bert.begin(), bert.end());
   return rows;

@@ -9,7 +9,8 @@ namespace fleet::optim {
 namespace {
 
 constexpr int64_t kBlockElements = 16 * 1024;
-constexpr int64_t kShareElements = 8 * 1024;  // less is not worth waking a thread
+constexpr int64_t kTogetherElements = 1'000'000;  // all threads on one span at a time
+constexpr int64_t kShareElements = 8 * 1024;      // less is not worth waking a thread
 
 }  // namespace
 
@@ -76,6 +77,22 @@ void ArenaBlocks::for_each(const Stretch& stretch, const std::function<void(size
 }
 
 void ArenaBlocks::for_each(const Stretch& stretch, const TwoPasses& work) const {
+  Stretch phase{stretch.first, stretch.first};
+  for (size_t i = stretch.first; i < stretch.last;) {
+    const auto span = span_around(stretch, i);
+    i = span.last;
+    if (elements_before_[span.last] - elements_before_[span.first] >= kTogetherElements) {
+      if (phase.first < phase.last) for_each_together(phase, work);
+      for_each_together(span, work);
+      phase = {span.last, span.last};
+    } else {
+      phase.last = span.last;
+    }
+  }
+  if (phase.first < phase.last) for_each_together(phase, work);
+}
+
+void ArenaBlocks::for_each_together(const Stretch& stretch, const TwoPasses& work) const {
   const auto shares = shares_of(stretch);
   const auto for_each_share =
       [&](const std::function<void(const Stretch&, const Stretch&)>& visit) {

@@ -45,7 +45,9 @@ class ArenaBlocks {
   /// What needs the whole of a span before it can go on: `measure(block)` for all blocks of a span,
   /// then `settle(first, last)` with the span's blocks, then `apply(block)`. A span that lies
   /// within one thread's share is done by that thread alone, without waiting for others and while
-  /// it is in its cache; only spans that cross a border between shares take a second round.
+  /// it is in its cache; only spans that cross a border between shares take a second round. Very
+  /// large ones are worked on by all threads together, so that one at a time lies in the shared
+  /// cache.
   struct TwoPasses {
     std::function<void(size_t)> measure;
     std::function<void(size_t, size_t)> settle;
@@ -55,6 +57,7 @@ class ArenaBlocks {
 
  private:
   std::vector<Stretch> shares_of(const Stretch& stretch) const;
+  void for_each_together(const Stretch& stretch, const TwoPasses& work) const;
   Stretch span_around(const Stretch& stretch, size_t block) const;
 
   const ParameterArena& arena_;
