@@ -23,38 +23,56 @@ constexpr int64_t kTile = 1024;
 
 inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Doubles of one register, from half as many bytes of floats.
+// A register of floats, and the halves of one as doubles.
 #if defined(__AVX512F__)
+using Floats = __m512;
 using Doubles = __m512d;
-inline Doubles widen(const float* x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
+inline Floats load(const float* x) { return _mm512_loadu_ps(x); }
+inline Doubles lower(Floats x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+inline Doubles upper(Floats x) {
+  return _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
+}
 #elif defined(__AVX2__)
+using Floats = __m256;
 using Doubles = __m256d;
-inline Doubles widen(const float* x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
+inline Floats load(const float* x) { return _mm256_loadu_ps(x); }
+inline Doubles lower(Floats x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+inline Doubles upper(Floats x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
 #else
+typedef float Floats __attribute__((vector_size(16)));
 typedef double Doubles __attribute__((vector_size(16)));
-inline Doubles widen(const float* x) { return Doubles{x[0], x[1]}; }
+inline Floats load(const float* x) { return Floats{x[0], x[1], x[2], x[3]}; }
+inline Doubles lower(Floats x) { return Doubles{x[0], x[1]}; }
+inline Doubles upper(Floats x) { return Doubles{x[2], x[3]}; }
 #endif
-constexpr int64_t kLanes = sizeof(Doubles) / sizeof(double);
+constexpr int64_t kLanes = sizeof(Floats) / sizeof(float);
 
-// Four sums at a time: enough independent chains to hide the latency of an addition.
+inline double square_sum_in_double(const float* x, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+  return sum;
+}
+
+// Squares are added in fours as floats, then as doubles: converting costs more than all the rest.
+// Where a square may have left the range of float, it is done again, one by one.
 inline double square_sum_of_tile(const float* x, int64_t n) {
-  Doubles a = {}, b = {}, c = {}, d = {};
+  Doubles a = {}, b = {};
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    const Doubles x0 = widen(x + i);
-    const Doubles x1 = widen(x + i + kLanes);
-    const Doubles x2 = widen(x + i + 2 * kLanes);
-    const Doubles x3 = widen(x + i + 3 * kLanes);
-    a += x0 * x0;
-    b += x1 * x1;
-    c += x2 * x2;
-    d += x3 * x3;
+    const Floats x0 = load(x + i);
+    const Floats x1 = load(x + i + kLanes);
+    const Floats x2 = load(x + i + 2 * kLanes);
+    const Floats x3 = load(x + i + 3 * kLanes);
+    const Floats four = (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3);
+    a += lower(four);
+    b += upper(four);
   }
-  a = (a + b) + (c + d);
+  a += b;
   double sum = 0;
-  for (int64_t lane = 0; lane < kLanes; ++lane) sum += a[lane];
-  for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
-  return sum;
+  for (int64_t lane = 0; lane < kLanes / 2; ++lane) sum += a[lane];
+  constexpr double kLeast = 1e-28, kMost = 1e37;
+  if (i > 0 && !(sum > kLeast && sum < kMost)) sum = square_sum_in_double(x, i);
+  return sum + square_sum_in_double(x + i, n - i);
 }
 
 // Tile by tile, so that a kernel that sums up what it has just written gets the very same number.
