@@ -6,9 +6,6 @@
 #include <fleet/core/format.h>
 #include <fleet/fleet.h>
 
-#include <cmath>
-#include <numbers>
-
 #include <torch/nn.h>
 
 namespace {
@@ -36,15 +33,16 @@ nn::Sequential make_net() {
 }
 
 // Up over the first 15 % of the run, then down along a cosine.
-double lr_at(double done, double peak) {
-  constexpr double kWarmUp = 0.15;
-  if (done < kWarmUp) return peak * done / kWarmUp;
-  return peak / 2 * (1 + std::cos(std::numbers::pi * (done - kWarmUp) / (1 - kWarmUp)));
+fleet::optim::Schedule schedule(int64_t updates, double peak) {
+  const int64_t up = updates * 15 / 100;
+  return fleet::optim::warmup(up, fleet::optim::cosine({.lr = peak, .updates = updates - up}));
 }
 
 // The share of test images that are named rightly, over all ranks: each looks at its part.
-double test_accuracy(nn::Sequential& net, fleet::DataLoader& test) {
+double test_accuracy(nn::Sequential& net, fleet::DataLoader& test,
+                     const fleet::DistributedOptimizer& optimizer) {
   const torch::NoGradGuard no_grad;
+  const auto autocast = optimizer.autocast();
   fleet::Accuracy accuracy;
   net->eval();
   for (const auto& batch : test.epoch(0)) accuracy.add(net->forward(batch.data), batch.target);
@@ -68,16 +66,16 @@ int body(int argc, char** argv) {
 
   torch::manual_seed(config.seed);
   auto net = make_net();
+  const double decay = config.strategy.lars ? 0 : 5e-4;  // LARS has its own
   auto optimizer = fleet::distributed_optimizer(
-      fleet::optim::Momentum(net, {.momentum = config.momentum, .weight_decay = 5e-4}),
+      fleet::optim::Momentum(net, {.momentum = config.momentum, .weight_decay = decay}),
       config.strategy);
+  optimizer.set_schedule(schedule(config.epochs * train.batches_per_epoch(), config.lr));
 
-  const double steps = static_cast<double>(config.epochs * train.batches_per_epoch());
   for (int64_t epoch = 0, step = 0; epoch < config.epochs; ++epoch) {
     fleet::Progress progress(fleet::format("epoch {}/{}", epoch + 1, config.epochs),
                              train.dataset().size(), {.speaks = fleet::is_first_worker()});
     for (const auto& batch : train.epoch(epoch)) {
-      optimizer.set_lr(lr_at((step + 1) / steps, config.lr));
       const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
         return nn::functional::cross_entropy(net->forward(part.data), part.target);
       });
@@ -88,7 +86,7 @@ int body(int argc, char** argv) {
       }
     }
     progress.finish();
-    const double percent = 100 * test_accuracy(net, test);
+    const double percent = 100 * test_accuracy(net, test, optimizer);
     fleet::log::info("test", fleet::format("epoch {}: top-1 {:.2f} %", epoch + 1, percent));
   }
   fleet::shutdown();

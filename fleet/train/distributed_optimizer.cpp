@@ -255,7 +255,7 @@ struct DistributedOptimizer::PartLoss {
 DistributedOptimizer::PartLoss DistributedOptimizer::forward(const Part& part) {
   auto& s = *state_;
   const SyncBatchNormScope sync_batch_norm(s.norm_comm);
-  const precision::AutocastScope autocast(s.amp ? &s.amp->autocast() : nullptr);
+  const auto scope = autocast();
   const auto loss = part.loss();
   PartLoss result;
   if (const auto* mean = std::get_if<torch::Tensor>(&loss)) {
@@ -329,6 +329,10 @@ void DistributedOptimizer::update(UpdateReport& report) {
   if (s.amp) s.amp->scaler().update(/*overflow=*/false);
   s.log_trust_ratios();
   report.updated = true;
+}
+
+precision::AutocastScope DistributedOptimizer::autocast() const {
+  return precision::AutocastScope(state_->amp ? &state_->amp->autocast() : nullptr);
 }
 
 double DistributedOptimizer::lr() const { return state_->optimizer->lr(); }

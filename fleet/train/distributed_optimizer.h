@@ -15,6 +15,7 @@
 #include "fleet/optim/optimizer.h"
 #include "fleet/optim/schedule.h"
 #include "fleet/parallel/data_parallel.h"
+#include "fleet/precision/autocast.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
 
@@ -87,6 +88,12 @@ class DistributedOptimizer {
   /// that are there, rightly weighted, or forgets them (gradient_merge_configs.drop_last). Empty
   /// when no window is open. All ranks call it.
   std::optional<UpdateReport> end_epoch();
+
+  /// The precision in which `minimize` runs its closures, for an evaluation; nothing without amp.
+  ///
+  ///   const auto autocast = optimizer.autocast();
+  ///   accuracy.add(net->forward(batch.data), batch.target);
+  [[nodiscard]] precision::AutocastScope autocast() const;
 
   double lr() const;
   /// Ends a schedule.

@@ -319,7 +319,7 @@ TEST(OracleTest, LambInEveryRule) {
 // noticed, however it does so.
 TEST(OracleTest, LarsNoticesParametersThatOthersWrote) {
   const auto train = [](bool fresh, int way) {
-    auto net = std::make_shared<Net>(torch::kFloat, 1000);
+    auto net = std::make_shared<Net>(torch::kFloat, 300);
     ParameterArena arena(*net);
     auto lars = std::make_unique<Lars>(*net, LarsOptions{.lr = 1, .momentum = 0});
     lars->bind(arena);

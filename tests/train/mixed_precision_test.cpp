@@ -179,6 +179,10 @@ TEST(MixedPrecisionTest, PureBf16KeepsMastersInFloat) {
       differs = differs || !torch::equal(span.parameter.to(torch::kFloat), span.value);
     }
     EXPECT_TRUE(differs) << "the masters hold no more than bf16";
+    const auto x = small_batch(4, 0).data;
+    EXPECT_ANY_THROW(net->forward(x));  // bf16 weights, fp32 input
+    const auto autocast = optimizer.autocast();
+    EXPECT_EQ(net->forward(x).scalar_type(), torch::kBFloat16);
   }
 }
 
