@@ -3,51 +3,36 @@
 #include <array>
 #include <cmath>
 
-#include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/optim/named_rule.h"
 
 namespace fleet::optim {
 namespace {
 
-struct NamedRule {
-  std::string_view name;
-  LambRule rule;
-};
-
 // Read in the sources of these libraries; docs/strategies/lamb.md has the table with constants.
+using Rule = NamedRule<LambRule>;
 constexpr std::array kRules = {
-    NamedRule{"fleet", {}},
-    NamedRule{"paper", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
-    NamedRule{"paddle", {.exclude_bias_and_norm = false}},
-    NamedRule{"apex", {.exclude_bias_and_norm = false}},
-    NamedRule{"nvlamb", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
-    NamedRule{"deepspeed",
-              {.bias_correction = BiasCorrection::kStep,
-               .adapt_without_decay = true,
-               .min_ratio = 0.01,
-               .max_ratio = 10,
-               .exclude_bias_and_norm = false}},
-    NamedRule{"timm", {.exclude_bias_and_norm = false}},
-    NamedRule{"timm_trust_clip", {.max_ratio = 1, .exclude_bias_and_norm = false}},
+    Rule{"fleet", {}},
+    Rule{"paper", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    Rule{"paddle", {.exclude_bias_and_norm = false}},
+    Rule{"apex", {.exclude_bias_and_norm = false}},
+    Rule{"nvlamb", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    Rule{"deepspeed",
+         {.bias_correction = BiasCorrection::kStep,
+          .adapt_without_decay = true,
+          .min_ratio = 0.01,
+          .max_ratio = 10,
+          .exclude_bias_and_norm = false}},
+    Rule{"timm", {.exclude_bias_and_norm = false}},
+    Rule{"timm_trust_clip", {.max_ratio = 1, .exclude_bias_and_norm = false}},
 };
 
 }  // namespace
 
-std::vector<std::string_view> lamb_rule_names() {
-  std::vector<std::string_view> names;
-  for (const auto& item : kRules) names.push_back(item.name);
-  return names;
-}
+std::vector<std::string_view> lamb_rule_names() { return names_of(kRules); }
 
 LambRule lamb_rule(std::string_view name) {
-  for (const auto& item : kRules) {
-    if (item.name == name) return item.rule;
-  }
-  const auto names = lamb_rule_names();
-  const std::vector<std::string> known(names.begin(), names.end());
-  throw Error("LAMB", format("there is no rule '{}'{}", name, did_you_mean(name, known)),
-              "docs/strategies/lamb.md lists them");
+  return rule_named(kRules, name, "LAMB", "docs/strategies/lamb.md");
 }
 
 Lamb::Lamb(ModelHandle model, const LambOptions& options)
@@ -74,15 +59,11 @@ Lamb::Lamb(ModelHandle model, const LambOptions& options)
 }
 
 void Lamb::settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
-  const auto named =
-      spans_named("LAMB", "exclude_from_weight_decay", arena, options_.exclude_from_weight_decay);
-  const auto left_out = bias_or_norm(model_, arena);
-  for (size_t i = 0; i < settings.size(); ++i) {
-    if (named[i] || (options_.rule.exclude_bias_and_norm && left_out[i]))
-      settings[i].weight_decay = 0;
-    settings[i].use_trust_ratio =
-        settings[i].weight_decay != 0 || options_.rule.adapt_without_decay;
-  }
+  leave_out("LAMB", model_, arena,
+            {.names = options_.exclude_from_weight_decay,
+             .bias_and_norm = options_.rule.exclude_bias_and_norm,
+             .keep_trust_ratio = options_.rule.adapt_without_decay},
+            settings);
 }
 
 void Lamb::prepare() {

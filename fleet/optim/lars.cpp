@@ -2,50 +2,35 @@
 
 #include <array>
 
-#include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/optim/named_rule.h"
 
 namespace fleet::optim {
 namespace {
 
-struct NamedRule {
-  std::string_view name;
-  LarsRule rule;
-};
-
 // Read in the sources of these libraries; docs/strategies/lars.md has the table with constants.
+using Rule = NamedRule<LarsRule>;
 constexpr std::array kRules = {
-    NamedRule{"fleet", {}},
-    NamedRule{"paper", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
-    NamedRule{"paddle_cpu", {.exclude_bias_and_norm = false}},
-    NamedRule{"paddle_gpu", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
-    NamedRule{"mlperf", {}},
-    NamedRule{"apex_larc",
-              {.lr_in_velocity = false,
-               .adapt_without_decay = true,
-               .decay_at_zero_norm = false,
-               .trust_clip = true,
-               .exclude_bias_and_norm = false}},
-    NamedRule{"timm", {.lr_in_velocity = false, .exclude_bias_and_norm = false}},
+    Rule{"fleet", {}},
+    Rule{"paper", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    Rule{"paddle_cpu", {.exclude_bias_and_norm = false}},
+    Rule{"paddle_gpu", {.adapt_without_decay = true, .exclude_bias_and_norm = false}},
+    Rule{"mlperf", {}},
+    Rule{"apex_larc",
+         {.lr_in_velocity = false,
+          .adapt_without_decay = true,
+          .decay_at_zero_norm = false,
+          .trust_clip = true,
+          .exclude_bias_and_norm = false}},
+    Rule{"timm", {.lr_in_velocity = false, .exclude_bias_and_norm = false}},
 };
 
 }  // namespace
 
-std::vector<std::string_view> lars_rule_names() {
-  std::vector<std::string_view> names;
-  for (const auto& item : kRules) names.push_back(item.name);
-  return names;
-}
+std::vector<std::string_view> lars_rule_names() { return names_of(kRules); }
 
 LarsRule lars_rule(std::string_view name) {
-  for (const auto& item : kRules) {
-    if (item.name == name) return item.rule;
-  }
-  const auto names = lars_rule_names();
-  const std::vector<std::string> known(names.begin(), names.end());
-  throw Error("LARS", format("there is no rule '{}'{}", name, did_you_mean(name, known)),
-              "docs/strategies/lars.md lists them");
+  return rule_named(kRules, name, "LARS", "docs/strategies/lars.md");
 }
 
 Lars::Lars(ModelHandle model, const LarsOptions& options)
@@ -69,15 +54,11 @@ Lars::Lars(ModelHandle model, const LarsOptions& options)
 }
 
 void Lars::settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
-  const auto named =
-      spans_named("LARS", "exclude_from_weight_decay", arena, options_.exclude_from_weight_decay);
-  const auto left_out = bias_or_norm(model_, arena);
-  for (size_t i = 0; i < settings.size(); ++i) {
-    if (named[i] || (options_.rule.exclude_bias_and_norm && left_out[i]))
-      settings[i].weight_decay = 0;
-    settings[i].use_trust_ratio =
-        settings[i].weight_decay != 0 || options_.rule.adapt_without_decay;
-  }
+  leave_out("LARS", model_, arena,
+            {.names = options_.exclude_from_weight_decay,
+             .bias_and_norm = options_.rule.exclude_bias_and_norm,
+             .keep_trust_ratio = options_.rule.adapt_without_decay},
+            settings);
 }
 
 Lars::Kept Lars::look_at(size_t span) const {

@@ -48,20 +48,26 @@ void find_unknown(std::string_view what, const ParameterArena& arena,
   }
 }
 
-}  // namespace
-
-std::vector<bool> spans_named(std::string_view area, std::string_view what,
-                              const ParameterArena& arena, const std::vector<std::string>& parts) {
-  std::vector<std::string> problems;
-  find_unknown(what, arena, parts, problems);
-  if (!problems.empty()) {
-    throw Error::all(area, "these names fit nothing:", problems,
-                     "use parts of the names in named_parameters(), or leave them out");
+// Per span.
+std::vector<bool> bias_or_norm(const ModelHandle& model, const ParameterArena& arena) {
+  std::set<const void*> of_norms;
+  const auto look_at = [&](const torch::nn::Module& module) {
+    if (module.name().find("Norm") == std::string::npos) return;
+    for (const auto& parameter : module.parameters(/*recurse=*/false)) {
+      of_norms.insert(parameter.unsafeGetTensorImpl());
+    }
+  };
+  look_at(model.module());  // apart: a module on the stack cannot list itself
+  for (const auto& module : model.module().modules(/*include_self=*/false)) look_at(*module);
+  std::vector<bool> result;
+  for (const auto& span : arena.spans()) {
+    result.push_back(span.parameter.dim() <= 1 ||
+                     of_norms.contains(span.parameter.unsafeGetTensorImpl()));
   }
-  std::vector<bool> named;
-  for (const auto& span : arena.spans()) named.push_back(holds_any(span, parts));
-  return named;
+  return result;
 }
+
+}  // namespace
 
 void apply_groups(std::string_view area, const ParameterArena& arena,
                   const std::vector<ParameterGroup>& groups, std::vector<SpanSettings>& settings) {
@@ -88,22 +94,21 @@ void apply_groups(std::string_view area, const ParameterArena& arena,
   }
 }
 
-std::vector<bool> bias_or_norm(const ModelHandle& model, const ParameterArena& arena) {
-  std::set<const void*> of_norms;
-  const auto look_at = [&](const torch::nn::Module& module) {
-    if (module.name().find("Norm") == std::string::npos) return;
-    for (const auto& parameter : module.parameters(/*recurse=*/false)) {
-      of_norms.insert(parameter.unsafeGetTensorImpl());
-    }
-  };
-  look_at(model.module());  // apart: a module on the stack cannot list itself
-  for (const auto& module : model.module().modules(/*include_self=*/false)) look_at(*module);
-  std::vector<bool> result;
-  for (const auto& span : arena.spans()) {
-    result.push_back(span.parameter.dim() <= 1 ||
-                     of_norms.contains(span.parameter.unsafeGetTensorImpl()));
+void leave_out(std::string_view area, const ModelHandle& model, const ParameterArena& arena,
+               const LeftOut& left_out, std::vector<SpanSettings>& settings) {
+  std::vector<std::string> problems;
+  find_unknown("exclude_from_weight_decay", arena, left_out.names, problems);
+  if (!problems.empty()) {
+    throw Error::all(area, "these names fit nothing:", problems,
+                     "use parts of the names in named_parameters(), or leave them out");
   }
-  return result;
+  const auto bias_and_norm = bias_or_norm(model, arena);
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const bool is_out =
+        holds_any(arena.spans()[i], left_out.names) || (left_out.bias_and_norm && bias_and_norm[i]);
+    if (is_out) settings[i].weight_decay = 0;
+    settings[i].use_trust_ratio = settings[i].weight_decay != 0 || left_out.keep_trust_ratio;
+  }
 }
 
 }  // namespace fleet::optim

@@ -33,13 +33,15 @@ struct SpanSettings {
 void apply_groups(std::string_view area, const ParameterArena& arena,
                   const std::vector<ParameterGroup>& groups, std::vector<SpanSettings>& settings);
 
-/// Per span: does its name hold one of `parts`? A part that fits none is an error, which says
-/// `what` the parts are.
-std::vector<bool> spans_named(std::string_view area, std::string_view what,
-                              const ParameterArena& arena, const std::vector<std::string>& parts);
-
-/// Per span: is it a bias or a parameter of a norm layer? Those have at most one dimension, or
-/// belong to a module whose type is called ...Norm...
-std::vector<bool> bias_or_norm(const ModelHandle& model, const ParameterArena& arena);
+/// What LARS and LAMB leave out of weight decay, and with it of the trust ratio.
+struct LeftOut {
+  std::vector<std::string> names = {};  // parts of names; one that fits no parameter is an error
+  /// Biases and parameters of norm layers: at most one dimension, or of a module whose type is
+  /// called ...Norm...
+  bool bias_and_norm = true;
+  bool keep_trust_ratio = false;  // out of decay only
+};
+void leave_out(std::string_view area, const ModelHandle& model, const ParameterArena& arena,
+               const LeftOut& left_out, std::vector<SpanSettings>& settings);
 
 }  // namespace fleet::optim

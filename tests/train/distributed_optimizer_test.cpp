@@ -2,46 +2,12 @@
 
 #include <mutex>
 
-#include <gtest/gtest.h>
-#include <torch/nn/functional/loss.h>
-#include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/container/functional.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
-
-#include "fleet/data/batch.h"
-#include "fleet/optim/adam.h"
-#include "fleet/optim/momentum.h"
-#include "fleet/optim/sgd.h"
-
-#include "tests/support/thread_ranks.h"
+#include "tests/train/small_training.h"
 
 namespace fleet {
 namespace {
 
-using testing::error_of;
-using testing::run_ranks;
-
-std::mutex g_seed_mutex;  // ranks are threads here, and the default generator is the process's
-
-torch::nn::Sequential make_net(bool norm = false) {
-  const std::lock_guard lock(g_seed_mutex);
-  torch::manual_seed(21);
-  torch::nn::Sequential net(torch::nn::Linear(6, 10));
-  if (norm) net->push_back(torch::nn::BatchNorm1d(10));
-  net->push_back(torch::nn::Functional(torch::relu));
-  net->push_back(torch::nn::Linear(10, 3));
-  return net;
-}
-
-Batch whole_batch(int64_t samples, int64_t step) {
-  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step) + 1);
-  return {torch::randn({samples, 6}, generator), torch::randint(0, 3, {samples}, generator)};
-}
-
-torch::Tensor mean_loss(torch::nn::Sequential net, const Batch& batch) {
-  return torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target);
-}
+using namespace testing;  // NOLINT
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name,
                                                  torch::nn::Sequential net) {
@@ -60,12 +26,12 @@ std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name,
   std::vector<torch::Tensor> result;
   std::mutex mutex;
   run_ranks(ranks, [&](const testing::Comm& comm) {
-    auto net = make_net(norm);
+    auto net = small_net(norm);
     DistributedOptimizer optimizer(make_optimizer(optimizer_name, net), strategy, comm);
     for (int64_t step = 0; step < 6; ++step) {
       // The last batch is short, the shares never equal; a norm needs two samples on each rank.
       const int64_t samples = step < 5 ? 13 : norm ? 5 : 3;
-      const auto batch = whole_batch(samples, step);
+      const auto batch = small_batch(samples, step);
       const int64_t begin = samples * comm->rank() / comm->size();
       const int64_t end = samples * (comm->rank() + 1) / comm->size();
       const auto report = optimizer.minimize(
@@ -83,15 +49,6 @@ std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name,
     }
   });
   return result;
-}
-
-void expect_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b,
-                  double rtol = 1e-4) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(a[i], b[i], rtol, 1e-6))
-        << "parameter " << i << " differs by " << (a[i] - b[i]).abs().max().item<float>();
-  }
 }
 
 TEST(DistributedOptimizerTest, RanksWithUnequalSharesTrainAsOneProcess) {
@@ -115,12 +72,12 @@ TEST(DistributedOptimizerTest, EveryFusionGivesTheSameGradients) {
 }
 
 TEST(DistributedOptimizerTest, OneProcessEqualsAPlainTrainingLoopBitForBit) {
-  auto plain = make_net();
-  auto net = make_net();
+  auto plain = small_net();
+  auto net = small_net();
   DistributedOptimizer optimizer(make_optimizer("SGD", net), {},
                                  std::make_shared<comm::Communicator>());
   for (int64_t step = 0; step < 5; ++step) {
-    const auto batch = whole_batch(8, step);
+    const auto batch = small_batch(8, step);
     const auto loss = mean_loss(plain, batch);
     plain->zero_grad();
     loss.backward();
@@ -138,7 +95,7 @@ TEST(DistributedOptimizerTest, OneProcessEqualsAPlainTrainingLoopBitForBit) {
 
 TEST(DistributedOptimizerTest, WeighsTokensExactly) {
   // Two ranks with 2 and 9 tokens, as sums, equal one process with all 11.
-  const auto batch = whole_batch(11, 0);
+  const auto batch = small_batch(11, 0);
   const auto sum_loss = [](torch::nn::Sequential net, const Batch& part) {
     const auto losses = torch::nn::functional::cross_entropy(
         net->forward(part.data), part.target,
@@ -148,7 +105,7 @@ TEST(DistributedOptimizerTest, WeighsTokensExactly) {
   std::vector<torch::Tensor> expected;
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [&](const testing::Comm& comm) {
-      auto net = make_net();
+      auto net = small_net();
       DistributedOptimizer optimizer(make_optimizer("SGD", net), {}, comm);
       const auto part = ranks == 1          ? batch
                         : comm->rank() == 0 ? batch.slice(0, 2)
@@ -169,12 +126,12 @@ TEST(DistributedOptimizerTest, WeighsTokensExactly) {
 }
 
 TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
-  auto net = make_net();
+  auto net = small_net();
   DistributedOptimizer optimizer(make_optimizer("SGD", net), {},
                                  std::make_shared<comm::Communicator>());
   std::vector<torch::Tensor> before;
   for (const auto& parameter : net->parameters()) before.push_back(parameter.detach().clone());
-  const auto batch = whole_batch(4, 0);
+  const auto batch = small_batch(4, 0);
   const auto refused = [&](const std::function<Loss()>& loss) {
     return error_of([&] { optimizer.minimize(loss); });
   };
@@ -206,7 +163,7 @@ TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
 
 TEST(DistributedOptimizerTest, LeavesParametersThatNoRankUsesAloneWhenAsked) {
   run_ranks(2, [](const testing::Comm& comm) {
-    auto net = make_net();
+    auto net = small_net();
     auto spare = torch::nn::Linear(2, 2);
     net->register_module("spare", spare);
     const auto before = spare->weight.detach().clone();
@@ -214,7 +171,7 @@ TEST(DistributedOptimizerTest, LeavesParametersThatNoRankUsesAloneWhenAsked) {
                                        net, optim::MomentumOptions{.lr = 0.1, .weight_decay = 0.5}),
                                    {.find_unused_parameters = true}, comm);
     const auto start = spare->weight.detach().clone();
-    const auto batch = whole_batch(4, comm->rank());
+    const auto batch = small_batch(4, comm->rank());
     for (int step = 0; step < 3; ++step) {
       optimizer.minimize(batch, [&](const Batch& part) {
         auto h = torch::relu(net->ptr<torch::nn::LinearImpl>(0)->forward(part.data));
