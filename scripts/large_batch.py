@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the large-batch table, one build/bin/large_batch per cell, trial and seed, and prints it.
 
-Every cell (update rule x batch) has the same number of tuning trials. A trial is a peak learning rate: first the centre
-below, then twice and half of it, then on from the best so far, in finer steps once both of its neighbours are known.
+Every cell (update rule x batch) has the same number of tuning trials. A trial is a peak learning rate: first the one that
+`centre` gives, then always a neighbour of the best so far: twice it, half of it, and in finer steps once both are known.
 Held-out training images choose the rate, on the first seed; the other seeds repeat it; the table shows test accuracy.
 
 Each finished run is a line of the results file, and what is there is not run again: stop it at any time, and start it again.
@@ -31,7 +31,6 @@ FLAGS = {
     "lars": ["--weight_decay=0.0005"],
     "lamb": ["--weight_decay=0.01"],
 }
-STEP = 2  # between neighbouring rates, at first
 
 
 def centre(rule, batch):
@@ -48,13 +47,17 @@ def rounded(rate):
     return float(f"{rate:.3g}")
 
 
+def chosen(tried):
+    """The best rate; of equals the smallest."""
+    return max(tried, key=lambda rate: (tried[rate], -rate))
+
+
 def next_rate(rule, batch, tried):
     """The next trial, from {rate: held-out accuracy} of those that were made."""
-    middle = rounded(centre(rule, batch))
     if not tried:
-        return middle
-    best = max(tried, key=lambda rate: (tried[rate], -rate))
-    step = STEP
+        return rounded(centre(rule, batch))
+    best = chosen(tried)
+    step = 2
     while True:
         for rate in (rounded(best * step), rounded(best / step)):
             if not any(abs(rate / other - 1) < 0.02 for other in tried):
@@ -92,10 +95,6 @@ class Results:
         return self.runs.get((rule, batch, seed), {}).get(rate)
 
 
-def chosen(tried):
-    return max(tried, key=lambda rate: (tried[rate], -rate))
-
-
 def next_run(results, options, rule, batch):
     """(seed, rate) of the cell's next run; None when it has all."""
     tried = results.tried(rule, batch)
@@ -127,9 +126,10 @@ def run_cell(results, options, cpus, lock, rule, batch):
         command = [options.program, f"--rule={rule}", f"--batch_size={batch}", f"--lr={rate}", f"--seed={seed}",
                    f"--epochs={options.epochs}", f"--results={options.results}", *FLAGS[rule]]
         cpu = cpus.get()
+        if cpu is not None:
+            command = ["taskset", "-c", str(cpu), *command]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                                  preexec_fn=(lambda: os.sched_setaffinity(0, {cpu})) if cpu is not None else None)
+            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         finally:
             cpus.put(cpu)
         if done.returncode != 0:
@@ -144,7 +144,7 @@ def run_cell(results, options, cpus, lock, rule, batch):
 
 
 def table(results, options):
-    """Mean and, in brackets, the span from the worst to the best of the seeds."""
+    """As Markdown, with what its figures mean."""
     lines = ["| batch | updates |" + "".join(f" {RULES[rule]} | rate |" for rule in options.rules),
              "|---:|---:|" + "---:|---:|" * len(options.rules)]
     whole = True
@@ -168,8 +168,10 @@ def table(results, options):
             cells += f" {text} | {rate:g}{' *' if edge else ''} |"
             updates = str(runs[0]["updates"])
         lines.append(f"| {batch} | {updates} |{cells}")
+    lines.append(f"\nTest accuracy in %: mean of {options.seeds} seeds (best less worst). Rate: the best of {options.trials}; "
+                 "with *, the largest or smallest that was tried.")
     if not whole:
-        lines.append("\nNot finished.")
+        lines.append("Not finished.")
     return "\n".join(lines)
 
 
@@ -216,9 +218,9 @@ def main():
             try:
                 for job in concurrent.futures.as_completed(jobs):
                     job.result()
-            except RuntimeError as error:
+            except (RuntimeError, KeyboardInterrupt) as error:
                 pool.shutdown(wait=False, cancel_futures=True)
-                sys.exit(f"error: {error}")
+                sys.exit(f"error: {error}" if str(error) else "stopped; the same command goes on from here")
     print(table(results, options))
 
 
