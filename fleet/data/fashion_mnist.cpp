@@ -13,7 +13,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kSide = 28;
 constexpr int64_t kClasses = 10;
-constexpr PixelStatistics kTrainStatistics = {.mean = 0.2860, .std = 0.3530};
 
 // The package ships .gz; a user's own copy may be unpacked.
 fs::path find_file(const fs::path& dir, const std::string& name) {
@@ -65,7 +64,7 @@ std::shared_ptr<const InMemoryImages> load_fashion_mnist(const fs::path& dir, Ph
                      "take both files from the same data set");
   }
   check_labels(labels, labels_path);
-  return std::make_shared<InMemoryImages>(images, labels.to(torch::kInt64), kTrainStatistics,
+  return std::make_shared<InMemoryImages>(images, labels.to(torch::kInt64), kFashionMnistStatistics,
                                           augmentation);
 }
 

@@ -12,6 +12,9 @@ enum class Phase { kTrain, kTest };
 /// Where Debian's package dataset-fashion-mnist puts its files.
 inline constexpr const char* kFashionMnistDir = "/usr/share/datasets/fashion-mnist";
 
+/// Of the training set's pixels. For whoever makes images of their own from a part of them.
+inline constexpr PixelStatistics kFashionMnistStatistics = {.mean = 0.2860, .std = 0.3530};
+
 /// Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): 28 x 28 grey images of 10 kinds of clothing, 60,000
 /// to train and 10,000 to test, normalised with the training set's statistics.
 ///
