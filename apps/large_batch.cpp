@@ -181,8 +181,7 @@ int body(int argc, char** argv) {
   auto net = make_net();
   auto optimizer = fleet::distributed_optimizer(make_optimizer(net, own, config), config.strategy);
   const int64_t updates = config.epochs * train.batches_per_epoch();
-  const auto schedule = make_schedule(config.lr, updates, own.warmup);
-  fleet::log::info("schedule", schedule.describe());
+  optimizer.set_schedule(make_schedule(config.lr, updates, own.warmup));
 
   const auto begin = std::chrono::steady_clock::now();
   Result result;
@@ -190,7 +189,6 @@ int body(int argc, char** argv) {
     for (int64_t epoch = 0; epoch < config.epochs; ++epoch) {
       double loss_sum = 0;
       for (const auto& batch : train.epoch(epoch)) {
-        optimizer.set_lr(schedule(optimizer.updates()));
         const auto report = optimizer.minimize(
             batch, [&](const fleet::Batch& share) { return loss_of(net, share); });
         loss_sum += report.loss * report.weight;
