@@ -4,16 +4,15 @@
 
 #include "fleet/core/error.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet::launch {
 namespace {
 
+using testing::error_of;
+
 std::string refusal(const std::vector<std::string>& words) {
-  try {
-    parse_options(words);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return error_of<UsageError>([&] { parse_options(words); });
 }
 
 TEST(OptionsTest, DashAndUnderscoreAndEqualsAreTheSame) {
@@ -77,12 +76,7 @@ TEST(OptionsTest, WrongValuesAreNamed) {
 }
 
 TEST(OptionsTest, HelpNamesEveryFlagWithItsDefault) {
-  std::string help;
-  try {
-    parse_options({"--help"});
-  } catch (const HelpRequested& request) {
-    help = request.what();
-  }
+  const auto help = error_of<HelpRequested>([] { parse_options({"--help"}); });
   for (const auto& [name, value] : shown_options(parse_options({"prog"}))) {
     if (name.starts_with("training_script")) continue;
     const auto at = help.find("--" + name + " ");
