@@ -206,7 +206,8 @@ class Parser {
     std::vector<std::string> known = {"--help"};
     for (const auto& [known_name, leaf] : flags_) known.push_back("--" + leaf.path);
     // One letter is near to every short name.
-    const auto hint = name.size() > 1 ? did_you_mean(name, known) : std::string();
+    auto hint = name.size() > 1 ? did_you_mean(name, known) : std::string();
+    if (hint.empty() && !flag.starts_with("--")) hint = ": flags start with two dashes";
     problems.push_back(format("unknown flag {}{}", flag, hint));
     // Its value, most likely: one mistake is to be told once.
     return next && !looks_like_flag(*next) && !line_.positional;
@@ -249,7 +250,7 @@ std::string flag_column(const LeafView& leaf) {
 std::string help_column(const LeafView& leaf) {
   const FieldValue value = leaf.value();
   std::string fallback = to_text(value);
-  if (fallback.empty()) fallback = "none";
+  if (fallback.empty() || !problem_with(*leaf.field, value).empty()) fallback = "none";
   if (const auto* on = std::get_if<bool>(&value)) fallback = *on ? "on" : "off";
   std::string details;
   if (!leaf.field->unit.empty()) details = format("in {}, ", leaf.field->unit);
@@ -267,8 +268,11 @@ void parse(const CommandLine& line, int argc, const char* const* argv) {
   parser.read(arguments);
   if (parser.help_wanted) throw HelpRequested(help_text(line, program));
   if (!parser.problems.empty()) {
-    throw UsageError::all("command line", format("{} cannot start:", program), parser.problems,
-                          format("{} --help lists every flag", program));
+    throw UsageError::all(
+        "command line", format("{} cannot start:", program), parser.problems,
+        format("{}{} --help lists every flag",
+               line.stop_at_positional ? "flags of your program go behind its name; " : "",
+               program));
   }
   parser.assign();
 }

@@ -40,7 +40,7 @@ struct CommandLine {
 void parse(const CommandLine& line, int argc, const char* const* argv);
 
 /// What `--help` prints: one line for each flag, with its unit and its default, which is the value
-/// that the options hold now.
+/// that the options hold now; a value outside the limits of its field means "none".
 std::string help_text(const CommandLine& line, const std::string& program);
 
 }  // namespace fleet

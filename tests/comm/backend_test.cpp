@@ -10,21 +10,22 @@
 #include "fleet/comm/store.h"
 #include "fleet/core/error.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet::comm {
 namespace {
 
-std::string refusal_of(const std::string& backend) {
-  try {
+using testing::error_of;
+
+std::string refusal(const std::string& backend) {
+  return error_of([&] {
     make_backend(Store::in_memory(), 0, 1,
                  {.backend = backend, .timeout = std::chrono::milliseconds(5'000)});
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(BackendTest, NcclWithoutGpuOrCudaIsRefusedInWords) {
-  const auto text = refusal_of("nccl");
+  const auto text = refusal("nccl");
   if (text.empty()) GTEST_SKIP() << "NCCL starts here: this machine has a GPU";
   EXPECT_NE(text.find("the NCCL backend cannot "), std::string::npos) << text;
   EXPECT_NE(text.find("use the gloo backend"), std::string::npos) << text;

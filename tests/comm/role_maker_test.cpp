@@ -4,9 +4,12 @@
 
 #include "fleet/core/error.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet {
 namespace {
 
+using testing::error_of;
 using Variables = std::map<std::string, std::string>;
 
 RoleMaker made_from(const Variables& variables) {
@@ -16,13 +19,8 @@ RoleMaker made_from(const Variables& variables) {
   });
 }
 
-std::string error_of(const Variables& variables) {
-  try {
-    made_from(variables);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+std::string refusal(const Variables& variables) {
+  return error_of([&] { made_from(variables); });
 }
 
 TEST(RoleMakerTest, IsOneProcessWithoutALauncher) {
@@ -91,17 +89,17 @@ TEST(RoleMakerTest, ReadsOpenMpi) {
                                {"PMIX_NAMESPACE", "job"}});
   EXPECT_EQ(role.rank, 1);
   EXPECT_EQ(role.master_address, "127.0.0.1");
-  const auto text = error_of({{"OMPI_COMM_WORLD_RANK", "1"},
-                              {"OMPI_COMM_WORLD_SIZE", "4"},
-                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  const auto text = refusal({{"OMPI_COMM_WORLD_RANK", "1"},
+                             {"OMPI_COMM_WORLD_SIZE", "4"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   EXPECT_NE(text.find("-x MASTER_ADDR"), std::string::npos) << text;
 }
 
 TEST(RoleMakerTest, ShowsBothOfContradictingVariables) {
-  const auto text = error_of({{"RANK", "0"},
-                              {"PADDLE_TRAINER_ID", "1"},
-                              {"WORLD_SIZE", "2"},
-                              {"PADDLE_TRAINERS_NUM", "4"}});
+  const auto text = refusal({{"RANK", "0"},
+                             {"PADDLE_TRAINER_ID", "1"},
+                             {"WORLD_SIZE", "2"},
+                             {"PADDLE_TRAINERS_NUM", "4"}});
   EXPECT_NE(text.find("RANK=0 and PADDLE_TRAINER_ID=1 contradict each other"), std::string::npos)
       << text;
   EXPECT_NE(text.find("WORLD_SIZE=2 and PADDLE_TRAINERS_NUM=4 contradict"), std::string::npos)
@@ -109,11 +107,11 @@ TEST(RoleMakerTest, ShowsBothOfContradictingVariables) {
 }
 
 TEST(RoleMakerTest, ReportsEverythingThatIsWrongAtOnce) {
-  auto text = error_of({{"RANK", "one"}});
+  auto text = refusal({{"RANK", "one"}});
   EXPECT_NE(text.find("RANK='one' is not a whole number"), std::string::npos) << text;
-  text = error_of({{"RANK", "1"}});
+  text = refusal({{"RANK", "1"}});
   EXPECT_NE(text.find("WORLD_SIZE is not set, though RANK is"), std::string::npos) << text;
-  text = error_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}});
+  text = refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}});
   EXPECT_NE(text.find("rank 2 is outside 0..1"), std::string::npos) << text;
   EXPECT_NE(text.find("MASTER_ADDR is not set"), std::string::npos) << text;
   EXPECT_NE(text.find("MASTER_PORT is 0"), std::string::npos) << text;

@@ -9,19 +9,13 @@
 
 #include "fleet/core/error.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet::comm {
 namespace {
 
+using testing::error_of;
 using namespace std::chrono_literals;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(StoreTest, CarriesKeysBetweenHostAndClients) {
   auto host = Store::host(0, 5s);
@@ -70,9 +64,9 @@ TEST(StoreTest, MemoryStoreServesSeveralThreads) {
 
 TEST(StoreTest, WaitThatRunsOutNamesKeyAddressAndTime) {
   auto host = Store::host(0, 200ms, "127.0.0.1");
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   const auto text = error_of([&] { host.get("rank 3"); });
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_NE(text.find("waited 0.2 s for 'rank 3' in the store at 127.0.0.1:"), text.npos) << text;
   const auto memory = error_of([&] { Store::in_memory(100ms).get("x"); });
   EXPECT_NE(memory.find("waited 0.1 s for 'x' in the store at memory"), memory.npos) << memory;
@@ -81,9 +75,9 @@ TEST(StoreTest, WaitThatRunsOutNamesKeyAddressAndTime) {
 TEST(StoreTest, NobodyHostingIsOneCleanMessage) {
   uint16_t port = 0;
   { port = Store::host(0, 1s).port(); }
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   const auto text = error_of([&] { Store::connect("127.0.0.1", port, 300ms); });
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_NE(text.find("nothing answers at 127.0.0.1:"), text.npos) << text;
   EXPECT_NE(text.find("after 0.3 s (Connection refused)"), text.npos) << text;
   EXPECT_NE(text.find("fix: "), text.npos) << text;
@@ -114,9 +108,9 @@ TEST(StoreTest, HostThatEndsIsReportedAndTheScreenStaysClean) {
   client.set("key", "value");
   ASSERT_EQ(write(to_child[1], "x", 1), 1);
   waitpid(host, nullptr, 0);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   const auto text = error_of([&] { client.get("key"); });
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_NE(text.find("lost the store at 127.0.0.1:"), text.npos) << text;
   EXPECT_EQ(text.find("frame #"), text.npos) << text;
 }

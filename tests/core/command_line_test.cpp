@@ -144,7 +144,8 @@ TEST(CommandLineTest, NegativeNumbersAreValuesAndOtherDashesAreFlags) {
   EXPECT_EQ(problems({"--lr", "-.5"}),
             std::vector<std::string>{"  - --lr: -0.5 is out of range: it must be at least 0"});
   EXPECT_EQ(problems({"--lr"}), std::vector<std::string>{"  - --lr needs a value: a number"});
-  EXPECT_EQ(problems({"-x"}), std::vector<std::string>{"  - unknown flag -x"});
+  EXPECT_EQ(problems({"-x"}),
+            std::vector<std::string>{"  - unknown flag -x: flags start with two dashes"});
   EXPECT_EQ(problems({"--lr", "0x10"}).size(), 1u);
   EXPECT_EQ(problems({"--lr", "inf"}).size(), 1u);
   EXPECT_EQ(problems({"--batch_size", "1.0"}).size(), 1u);

@@ -9,8 +9,12 @@
 
 #include "fleet/core/error.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet {
 namespace {
+
+using testing::error_of;
 
 struct Inner {
   float ratio = 0.8f;
@@ -54,17 +58,15 @@ const FieldList& fields_of(const Outer*) {
 
 std::string refusal(const std::string& text) {
   Outer outer;
-  try {
-    read_json(outer, text, "file.json");
-  } catch (const Error& error) {
+  const auto error = error_of([&] { read_json(outer, text, "file.json"); });
+  if (!error.empty()) {
     EXPECT_EQ(outer, Outer()) << "an error must leave the options as they were";
-    return error.what();
   }
-  return "no error";
+  return error;
 }
 
 std::string path_of(const std::string& name) {
-  return (std::filesystem::path(testing::TempDir()) / name).string();
+  return (std::filesystem::path(::testing::TempDir()) / name).string();
 }
 
 TEST(OptionsJsonTest, SetsWhatIsNamedAndLeavesTheRest) {
@@ -115,7 +117,7 @@ TEST(OptionsJsonTest, NestedConfigsMustBeAnObject) {
 TEST(OptionsJsonTest, AKeyGivenTwiceIsAnError) {
   EXPECT_NE(refusal(R"({"on": true, "on": false})").find("key 'on' is given twice"),
             std::string::npos);
-  EXPECT_EQ(refusal(R"({"inner": {"ratio": 0.5}, "rate": 1})"), "no error");
+  EXPECT_EQ(refusal(R"({"inner": {"ratio": 0.5}, "rate": 1})"), "");
 }
 
 TEST(OptionsJsonTest, SyntaxErrorsSayLineAndColumn) {
@@ -129,18 +131,10 @@ TEST(OptionsJsonTest, SyntaxErrorsSayLineAndColumn) {
 
 TEST(OptionsJsonTest, MissingFileSaysWhichAndWhy) {
   Outer outer;
-  try {
-    load_json(outer, "no/such.json");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "[outer] cannot read 'no/such.json': No such file or directory");
-  }
-  try {
-    load_json(outer, testing::TempDir());
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("cannot read"), std::string::npos);
-  }
+  EXPECT_EQ(error_of([&] { load_json(outer, "no/such.json"); }),
+            "[outer] cannot read 'no/such.json': No such file or directory");
+  EXPECT_NE(error_of([&] { load_json(outer, ::testing::TempDir()); }).find("cannot read"),
+            std::string::npos);
 }
 
 TEST(OptionsJsonTest, WritesOnlyDifferencesAndShortFloats) {
@@ -170,14 +164,9 @@ TEST(OptionsJsonTest, SavedFileLoadsBackAndReplacesTheOldOne) {
 }
 
 TEST(OptionsJsonTest, AFileThatCannotBeWrittenIsAnError) {
-  try {
-    save_json(Outer{.on = true}, Outer(), "no/such/folder/file.json");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "[outer] cannot write 'no/such/folder/file.json': No such file or directory\n"
-                 "  fix: check that its folder exists and has room");
-  }
+  EXPECT_EQ(error_of([] { save_json(Outer{.on = true}, Outer(), "no/such/folder/file.json"); }),
+            "[outer] cannot write 'no/such/folder/file.json': No such file or directory\n"
+            "  fix: check that its folder exists and has room");
 }
 
 }  // namespace

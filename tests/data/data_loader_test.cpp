@@ -10,10 +10,13 @@
 #include "fleet/core/error.h"
 #include "fleet/data/in_memory_images.h"
 
-#include "tests/data/refusal.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet {
 namespace {
+
+using testing::error_of;
 
 // Its samples are their own indices; the data carry the epoch too.
 class Counting : public Dataset {
@@ -114,7 +117,7 @@ TEST(DataLoaderTest, ThrowsInTheLoopWhatTheDatasetThrew) {
     dataset->broken = 13;
     DataLoader loader(dataset, {.batch_size = 2, .shuffle = false, .prefetch = prefetch});
     int64_t taken = 0;
-    const auto text = refusal_of([&] {
+    const auto text = error_of([&] {
       for (const Batch& batch : loader.epoch(0)) taken += batch.size();
     });
     EXPECT_TRUE(says(text, "sample 13 is broken"));
@@ -156,20 +159,20 @@ TEST(DataLoaderTest, RefusesAnotherEpochAfterRestore) {
   position.next_update = 3;
   loader.restore(position);
   EXPECT_TRUE(
-      says(refusal_of([&] { loader.epoch(0); }), "the restored position is update 3 of epoch 2"));
+      says(error_of([&] { loader.epoch(0); }), "the restored position is update 3 of epoch 2"));
   EXPECT_EQ(epoch_of(loader, 2).size(), 1u) << "the right one still goes on";
   EXPECT_EQ(epoch_of(loader, 0).size(), 4u);
 }
 
 TEST(DataLoaderTest, RefusesBadOptions) {
   const auto dataset = std::make_shared<Counting>(3);
-  EXPECT_TRUE(says(refusal_of([&] { DataLoader(dataset, {.prefetch = -1}); }), "prefetch is -1"));
-  EXPECT_TRUE(says(refusal_of([&] { DataLoader(dataset, {.world_size = 4}); }),
+  EXPECT_TRUE(says(error_of([&] { DataLoader(dataset, {.prefetch = -1}); }), "prefetch is -1"));
+  EXPECT_TRUE(says(error_of([&] { DataLoader(dataset, {.world_size = 4}); }),
                    "4 ranks are more than the 3 samples"));
   DataLoader loader(dataset, {});
   auto epoch = loader.epoch(0);
   epoch.begin();
-  EXPECT_TRUE(says(refusal_of([&] { epoch.begin(); }), "iterated twice"));
+  EXPECT_TRUE(says(error_of([&] { epoch.begin(); }), "iterated twice"));
 }
 
 // Batches of N ranks, put together, are bit for bit those of one, augmentation included.

@@ -5,11 +5,14 @@
 #include "fleet/core/error.h"
 
 #include "tests/data/idx_bytes.h"
-#include "tests/data/refusal.h"
 #include "tests/data/temporary_folder.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet {
 namespace {
+
+using testing::error_of;
 
 class FashionMnistTest : public ::testing::Test {
  protected:
@@ -22,7 +25,7 @@ class FashionMnistTest : public ::testing::Test {
                   idx_header({static_cast<uint32_t>(labels.size())}) + std::string(labels));
   }
   std::string refusal() {
-    return refusal_of([this] { load_fashion_mnist(folder_.path(), Phase::kTest); });
+    return error_of([this] { load_fashion_mnist(folder_.path(), Phase::kTest); });
   }
 
   TemporaryFolder folder_;

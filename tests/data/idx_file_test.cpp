@@ -7,18 +7,21 @@
 #include "fleet/core/error.h"
 
 #include "tests/data/idx_bytes.h"
-#include "tests/data/refusal.h"
 #include "tests/data/temporary_folder.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet {
 namespace {
+
+using testing::error_of;
 
 class IdxFileTest : public ::testing::Test {
  protected:
   // What the reader says to a file of these bytes; every refusal must name the file.
   std::string refusal(std::string_view bytes, const std::string& name = "file") {
     const auto path = folder_.write(name, bytes);
-    const auto text = refusal_of([&] { read_idx_file(path); });
+    const auto text = error_of([&] { read_idx_file(path); });
     EXPECT_TRUE(says(text, path.string()));
     return text;
   }
@@ -50,8 +53,8 @@ TEST_F(IdxFileTest, ReadsAnEmptyListAndSeveralGzipMembers) {
 
 TEST_F(IdxFileTest, SaysWhyAFileCannotBeOpened) {
   const auto path = folder_.path() / "absent";
-  EXPECT_TRUE(says(refusal_of([&] { read_idx_file(path); }), "cannot read " + path.string(),
-                   "No such file"));
+  EXPECT_TRUE(
+      says(error_of([&] { read_idx_file(path); }), "cannot read " + path.string(), "No such file"));
 }
 
 TEST_F(IdxFileTest, RefusesAForeignHeader) {

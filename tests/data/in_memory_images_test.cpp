@@ -7,10 +7,13 @@
 
 #include "fleet/core/error.h"
 
-#include "tests/data/refusal.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet {
 namespace {
+
+using testing::error_of;
 
 constexpr int64_t kCount = 40;
 constexpr int64_t kSide = 6;
@@ -80,7 +83,7 @@ TEST(InMemoryImagesTest, AugmentsTheSameWhateverTheBatch) {
 }
 
 TEST(InMemoryImagesTest, ReportsAllProblemsAtOnce) {
-  const auto text = refusal_of([] {
+  const auto text = error_of([] {
     InMemoryImages(torch::zeros({3, 2, 2}), torch::zeros({3}), {.std = 0}, {.max_shift = -1});
   });
   EXPECT_TRUE(says(text, "of type Float, not N x H x W unsigned bytes", "not N int64", "std is 0",

@@ -6,11 +6,13 @@
 
 #include "fleet/core/error.h"
 
-#include "tests/data/refusal.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet {
 namespace {
 
+using testing::error_of;
 using Indices = std::vector<int64_t>;
 
 // What all ranks together take in each update of an epoch, in the order of ranks.
@@ -141,7 +143,7 @@ TEST(ShardedSamplerTest, ResumesWithOtherRanksAtTheSameGlobalBatch) {
 TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
   ShardedSampler sampler(20, {.batch_size = 2, .seed = 5, .world_size = 2});
   const auto refusal = [&](SamplerState state) {
-    return refusal_of([&] { sampler.restore(state); });
+    return error_of([&] { sampler.restore(state); });
   };
   auto state = sampler.state();
   state.seed = 6;
@@ -159,7 +161,7 @@ TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
 
 TEST(ShardedSamplerTest, RefusesWhatCannotBeShared) {
   const auto refusal = [](int64_t size, SamplerOptions options) {
-    return refusal_of([&] { ShardedSampler(size, options); });
+    return error_of([&] { ShardedSampler(size, options); });
   };
   EXPECT_TRUE(says(refusal(3, {.world_size = 4}), "4 ranks are more than the 3 samples"));
   EXPECT_TRUE(says(refusal(0, {.batch_size = 0, .world_size = 0}), "has 0 samples",

@@ -253,7 +253,7 @@ TEST(FleetrunTest, WrongCommandLineExitsWithTwo) {
   Launched unknown({"--nproc-per-nod=2", "true"});
   EXPECT_EQ(unknown.wait(), 2);
   EXPECT_TRUE(
-      has(unknown.output(), "unknown flag --nproc-per-nod (did you mean 'nproc_per_node'?)"))
+      has(unknown.output(), "unknown flag --nproc-per-nod (did you mean '--nproc_per_node'?)"))
       << unknown.output();
   Launched nothing(Words{});
   EXPECT_EQ(nothing.wait(), 2);

@@ -8,8 +8,12 @@
 #include "fleet/optim/momentum.h"
 #include "fleet/optim/sgd.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet::optim {
 namespace {
+
+using testing::error_of;
 
 torch::nn::Sequential make_net() {
   torch::manual_seed(11);
@@ -98,14 +102,6 @@ TEST(OptimizerTest, LeavesUnusedSpansAlone) {
 
 TEST(OptimizerTest, RefusesOptionsThatMakeNoSenseAllAtOnce) {
   auto net = make_net();
-  const auto error_of = [](auto&& body) -> std::string {
-    try {
-      body();
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
-  };
   EXPECT_NE(error_of([&] { SGD sgd(net, {.lr = -1}); }).find("the learning rate is -1"),
             std::string::npos);
   const auto text = error_of([&] { Adam adam(net, {.beta1 = 1, .epsilon = 0}); });

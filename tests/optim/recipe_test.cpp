@@ -6,16 +6,15 @@
 
 #include "fleet/core/error.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet::optim {
 namespace {
 
-std::string error_of(std::string_view name, const RecipeOptions& options) {
-  try {
-    recipe(name, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+using testing::error_of;
+
+std::string refusal(std::string_view name, const RecipeOptions& options) {
+  return error_of([&] { recipe(name, options); });
 }
 
 TEST(RecipeTest, MlperfChoosesByBatch) {
@@ -158,37 +157,37 @@ TEST(RecipeTest, EveryNameWorksAndSaysWhereItIsFrom) {
 }
 
 TEST(RecipeTest, AnUnknownNameIsAnsweredWithTheNearest) {
-  EXPECT_EQ(error_of("lars-mlpref", {}),
+  EXPECT_EQ(refusal("lars-mlpref", {}),
             "[schedule] there is no recipe 'lars-mlpref' (did you mean 'lars-mlperf'?)\n"
             "  fix: use one of lars-mlperf, lars-nvidia, lamb-paper, lamb-nvidia-phase1, "
             "lamb-nvidia-phase2");
 }
 
 TEST(RecipeTest, RefusesAllThatMakesNoSenseAtOnce) {
-  EXPECT_EQ(error_of("lars-mlperf", {}),
+  EXPECT_EQ(refusal("lars-mlperf", {}),
             "[schedule] recipe 'lars-mlperf' cannot be made:\n"
             "  - the recipe counts in epochs, and none of updates_per_epoch and samples_per_epoch "
             "is given\n"
             "  - global_batch is 0, below 1\n"
             "  - it does not say how long to train: give epochs");
   EXPECT_EQ(
-      error_of(
+      refusal(
           "lars-mlperf",
           {.global_batch = 32768, .updates_per_epoch = 40, .samples_per_epoch = 40, .epochs = 25}),
       "[schedule] recipe 'lars-mlperf' cannot be made:\n"
       "  - the recipe counts in epochs, and both of updates_per_epoch and samples_per_epoch "
       "are given\n"
       "  - its warm-up of 25 epochs is not shorter than the 25 in all");
-  EXPECT_EQ(error_of("lars-nvidia", {.global_batch = 256, .samples_per_epoch = -5, .epochs = -1}),
+  EXPECT_EQ(refusal("lars-nvidia", {.global_batch = 256, .samples_per_epoch = -5, .epochs = -1}),
             "[schedule] recipe 'lars-nvidia' cannot be made:\n"
             "  - samples_per_epoch is -5, below 1\n"
             "  - global_batch 256 is below the smallest published, 3264\n"
             "  - epochs is -1, below 1");
-  EXPECT_EQ(error_of("lamb-paper", {.global_batch = 65536, .epochs = 3}),
+  EXPECT_EQ(refusal("lamb-paper", {.global_batch = 65536, .epochs = 3}),
             "[schedule] recipe 'lamb-paper' cannot be made:\n"
             "  - epochs is given, and it counts in updates\n"
             "  - global_batch 65536 is outside 512..32768, what was published");
-  EXPECT_EQ(error_of("lamb-nvidia-phase2", {.global_batch = 65536, .updates_per_epoch = 7}),
+  EXPECT_EQ(refusal("lamb-nvidia-phase2", {.global_batch = 65536, .updates_per_epoch = 7}),
             "[schedule] recipe 'lamb-nvidia-phase2' cannot be made:\n"
             "  - updates_per_epoch is given, and it counts in updates\n"
             "  - global_batch is 65536, and it was published for 32768 only");

@@ -7,20 +7,14 @@
 
 #include "fleet/core/error.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet::optim {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+using testing::error_of;
 
-template <typename Body>
-std::string error_of(Body body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<Schedule> one_of_each() {
   return {constant(0.3),

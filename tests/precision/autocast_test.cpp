@@ -7,11 +7,13 @@
 #include <torch/library.h>
 #include <torch/nn/modules/batchnorm.h>
 
-#include "tests/data/refusal.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet::precision {
 namespace {
 
+using testing::error_of;
 using torch::kBFloat16;
 using torch::kFloat;
 using torch::kHalf;
@@ -228,7 +230,7 @@ TEST(AutocastTest, SaysNothingWhenItReplacesAKernel) {
 }
 
 TEST(AutocastTest, RefusesAllThatIsWrongAtOnce) {
-  const auto text = refusal_of([] {
+  const auto text = error_of([] {
     const Autocast autocast({.dtype = kFloat,
                              .custom_white_list = {"softmx", "gelu", "relu_", "elementwise_add"},
                              .custom_black_list = {"gelu", "view", "zeros"}});

@@ -7,10 +7,13 @@
 
 #include "fleet/precision/autocast.h"
 
-#include "tests/data/refusal.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet::precision {
 namespace {
+
+using testing::error_of;
 
 TEST(LowPrecisionSpeedTest, IsMeasuredOnce) {
   const int threads = at::get_num_threads();
@@ -43,7 +46,7 @@ TEST(LowPrecisionSpeedTest, WarnsExactlyWhereItWouldBeSlower) {
 }
 
 TEST(LowPrecisionSpeedTest, RefusesOtherTypes) {
-  EXPECT_TRUE(says(refusal_of([] { low_precision_slowdown(torch::kFloat); }),
+  EXPECT_TRUE(says(error_of([] { low_precision_slowdown(torch::kFloat); }),
                    "[amp] Float is no low precision"));
 }
 

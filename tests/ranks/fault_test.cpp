@@ -10,8 +10,8 @@
 #include "fleet/comm/store.h"
 #include "fleet/core/format.h"
 
-#include "tests/data/refusal.h"
 #include "tests/ranks/ranks.h"
+#include "tests/support/says.h"
 #include "tests/support/two_hosts.h"
 
 namespace fleet::launch {

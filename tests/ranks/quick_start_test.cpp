@@ -5,9 +5,9 @@
 #include "fleet/core/format.h"
 
 #include "tests/data/idx_bytes.h"
-#include "tests/data/refusal.h"
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/ranks.h"
+#include "tests/support/says.h"
 
 namespace fleet::launch {
 namespace {

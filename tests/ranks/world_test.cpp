@@ -7,8 +7,8 @@
 #include "fleet/comm/store.h"
 #include "fleet/core/format.h"
 
-#include "tests/data/refusal.h"
 #include "tests/ranks/ranks.h"
+#include "tests/support/says.h"
 
 namespace fleet::launch {
 namespace {

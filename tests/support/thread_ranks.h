@@ -9,6 +9,8 @@
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/store.h"
 
+#include "tests/support/error_of.h"
+
 namespace fleet::testing {
 
 using Comm = std::shared_ptr<comm::Communicator>;
@@ -41,17 +43,6 @@ inline void run_ranks(int size,
   for (const auto& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-}
-
-/// The text of the error that `body` throws, or "" when it throws none.
-template <typename Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace fleet::testing

@@ -171,9 +171,9 @@ TEST(GradientMergeTest, BadUseIsRefusedAndLeavesParametersAlone) {
             }).find("1 of 3 calls of minimize(closure) wait for their update"),
             std::string::npos);
   // A part that throws ends its window: two more parts are not an update, three are.
-  EXPECT_EQ(
-      error_of([&] { optimizer.minimize([]() -> Loss { throw std::runtime_error("no data"); }); }),
-      "no data");
+  EXPECT_EQ(error_of<std::runtime_error>(
+                [&] { optimizer.minimize([]() -> Loss { throw std::runtime_error("no data"); }); }),
+            "no data");
   EXPECT_FALSE(optimizer.minimize(loss).updated);
   EXPECT_FALSE(optimizer.minimize(loss).updated);
   expect_equal(copies(net->parameters()), before);

@@ -12,12 +12,6 @@
 namespace fleet::launch {
 namespace {
 
-std::string joined(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const auto& part : parts) text += (text.empty() ? "" : ",") + part;
-  return text;
-}
-
 int terminal_columns() {
   winsize size{};
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
@@ -67,14 +61,14 @@ Environment worker_environment(const Cluster& cluster, const Options& options,
       {"PADDLE_TRAINER_ID", rank},
       {"PADDLE_TRAINERS_NUM", world},
       {"PADDLE_CURRENT_ENDPOINT", endpoints[static_cast<size_t>(local_rank)]},
-      {"PADDLE_TRAINER_ENDPOINTS", joined(all)},
+      {"PADDLE_TRAINER_ENDPOINTS", to_text(all)},
       {"PADDLE_RANK_IN_NODE", text(local_rank)},
       {"FLEET_LOG_DIR", attempt.log_dir},
   };
   if (!options.gpus.empty()) {
     environment.emplace_back("FLAGS_selected_gpus", options.gpus[static_cast<size_t>(local_rank)]);
     // All of the node's, so that device LOCAL_RANK is the rank's own, as with torchrun.
-    environment.emplace_back("CUDA_VISIBLE_DEVICES", joined(options.gpus));
+    environment.emplace_back("CUDA_VISIBLE_DEVICES", to_text(options.gpus));
   }
   if (std::getenv("OMP_NUM_THREADS") == nullptr)
     environment.emplace_back("OMP_NUM_THREADS", text(threads_per_rank(local_size)));

@@ -1,7 +1,5 @@
 // fleetrun: starts the ranks of a training job. See docs/fleetrun.md.
 
-#include <cstdio>
-
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
@@ -14,10 +12,6 @@ using namespace fleet::launch;
 
 int launch(int argc, char** argv) {
   const auto options = parse_options({argv + 1, argv + argc});
-  if (options.help) {
-    std::fputs(help_text().c_str(), stdout);
-    return 0;
-  }
   try {
     auto program = find_program(options.program, options.program_args);
     SignalInbox inbox;  // first of all: every thread must inherit its mask

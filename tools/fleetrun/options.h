@@ -3,7 +3,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "fleet/core/options.h"
 
 namespace fleet::launch {
 
@@ -18,33 +21,33 @@ struct Address {
 ///   options.local_ranks();   // 2
 ///   options.program;         // "./train", which gets {"--lr", "0.1"}
 struct Options {
-  std::optional<int> nproc_per_node;
-  std::vector<std::string> gpus;
+  int nproc_per_node = 0;  // 0: not given
+  std::vector<std::string> gpus = {};
   std::vector<std::string> ips = {"127.0.0.1"};  // empty when the nodes are given by number
-  std::optional<int> nnodes;
-  std::optional<int> node_rank;
-  std::optional<Address> master;
-  uint16_t master_port = 29500;
+  int nnodes = 0;                                // 0: not given
+  int node_rank = -1;                            // -1: not given
+  std::string master = {};                       // host:port
+  int master_port = 29500;
   std::string log_dir = "log";
   int max_restarts = 0;
   double grace_s = 5;
   double join_timeout_s = 600;
-  bool help = false;
-  std::string program;
-  std::vector<std::string> program_args;
+  std::string program = {};
+  std::vector<std::string> program_args = {};
 
   /// Ranks on this node: as told, else one per GPU, else one.
   int local_ranks() const;
   int node_count() const;
+  /// Nothing when `master` is not host:port.
+  std::optional<Address> master_address() const;
 };
+const FieldList& fields_of(const Options*);
 
 /// Everything from the first word that is not a flag of fleetrun belongs to the program. Throws
-/// UsageError with all contradictions at once.
+/// UsageError with all contradictions at once, and HelpRequested.
 Options parse_options(const std::vector<std::string>& words);
 
 /// The name and the value of every option, sorted by name, as the configuration block shows them.
 std::vector<std::pair<std::string, std::string>> shown_options(const Options& options);
-
-std::string help_text();
 
 }  // namespace fleet::launch

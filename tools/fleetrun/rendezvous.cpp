@@ -142,10 +142,10 @@ Rendezvous meet(const Options& options, SignalInbox& inbox) {
     return {std::move(store), std::move(cluster), options.max_restarts};
   }
   if (options.ips.empty()) {
-    cluster.master = *options.master;
-    cluster.node_rank = *options.node_rank;
+    cluster.master = *options.master_address();
+    cluster.node_rank = options.node_rank;
   } else {
-    cluster.master = {options.ips.front(), options.master_port};
+    cluster.master = {options.ips.front(), static_cast<uint16_t>(options.master_port)};
     cluster.node_rank = own_position(options.ips);
   }
   auto address = cluster.node_rank == 0 ? cluster.master.host : address_towards(cluster.master);
