@@ -1,6 +1,7 @@
 #include "fleet/optim/arena_blocks.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "fleet/core/error.h"
 #include "fleet/ops/parallel_shares.h"
@@ -53,7 +54,7 @@ std::vector<ArenaBlocks::Stretch> ArenaBlocks::shares_of(const Stretch& stretch)
     const auto to = elements_before_.begin() + static_cast<std::ptrdiff_t>(stretch.last);
     const auto cut = std::lower_bound(from, to, begin + total * share / count);
     const auto last = static_cast<size_t>(cut - elements_before_.begin());
-    shares.push_back({first, last});
+    if (first < last) shares.push_back({first, last});  // there may be fewer blocks than shares
     first = last;
   }
   return shares;
@@ -119,19 +120,14 @@ void ArenaBlocks::for_each_together(const Stretch& stretch, const TwoPasses& wor
     work.settle(span.first, span.last);
     apply(part);
   });
-  bool is_torn = false;
-  for (size_t s = 1; s < shares.size(); ++s) {
-    if (shares[s].first >= stretch.last || shares[s].first == shares[s].last) continue;
-    const auto span = span_around(stretch, shares[s].first);
-    if (span.first == shares[s].first) continue;
-    // A span over several borders is settled at its first.
-    if (s < 2 || span_around(stretch, shares[s - 1].first).first != span.first ||
-        shares[s - 1].first == span.first) {
-      work.settle(span.first, span.last);
-    }
-    is_torn = true;
+  std::optional<size_t> torn;  // first block of the last span that crosses a border
+  for (const auto& share : shares) {
+    const auto span = span_around(stretch, share.first);
+    if (span.first == share.first || torn == span.first) continue;
+    work.settle(span.first, span.last);
+    torn = span.first;
   }
-  if (!is_torn) return;
+  if (!torn) return;
   for_each_share([&](const Stretch& span, const Stretch& part) {
     if (!is_whole(span, part)) apply(part);
   });
