@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/types.h>
 #include <torch/version.h>
@@ -15,6 +16,10 @@
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15)
 #error "Fleet needs LibTorch 2.15 or newer"
 #endif
+
+namespace c10 {
+class OperatorHandle;
+}
 
 namespace fleet::compat {
 
@@ -36,7 +41,7 @@ class GradientHook {
 
 /// While it lives, ops that this thread calls pass through the kernels that Fleet registered with
 /// FLEET_INTERCEPT_KEY, above autograd and autocast, as the user called them. Ops without such a
-/// kernel fall through to the engine.
+/// kernel go to this thread's OpObserver, or straight on to the engine.
 class InterceptScope {
  public:
   InterceptScope() = default;
@@ -53,6 +58,66 @@ class NoInterceptScope {
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKey::TESTING_ONLY_GenericMode};
 };
+
+/// Sees the ops that this thread calls inside an InterceptScope, one by one, as the user called
+/// them; not those that they call themselves.
+class OpObserver {
+ public:
+  virtual ~OpObserver() = default;
+  /// Must run the op: `op.callBoxed(stack)`.
+  virtual void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+};
+
+/// What Fleet keeps in place of a tensor that autograd saves for backward.
+class SavedTensor {
+ public:
+  virtual ~SavedTensor() = default;
+  virtual torch::Tensor unpack() = 0;
+};
+
+/// Sees every tensor that autograd saves on this thread.
+class SaveObserver {
+ public:
+  virtual ~SaveObserver() = default;
+  virtual std::unique_ptr<SavedTensor> save(const torch::Tensor& tensor) = 0;
+};
+
+/// Makes `ops` and `saves` the observers of this thread while it lives; null for none. Inside a
+/// backward there are none, whatever the thread had set before.
+class ObserverScope {
+ public:
+  ObserverScope(OpObserver* ops, SaveObserver* saves);
+  ~ObserverScope();
+  ObserverScope(const ObserverScope&) = delete;
+  ObserverScope& operator=(const ObserverScope&) = delete;
+
+ private:
+  OpObserver* ops_;
+  SaveObserver* saves_;
+};
+
+/// This thread's; null for none.
+OpObserver* op_observer();
+
+/// Runs an op that was intercepted as if no kernel of Fleet's stood in its way: past the observer
+/// if there is one.
+void call_observed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// `ended` is called at the end of each backward that is not inside another, also of one that
+/// throws, on its thread.
+void on_backward_end(void (*ended)());
+
+/// The op that this thread is in, as the user called it ("aten::linear"), or the node of a backward
+/// ("AddmmBackward0", mangled as typeid does); null when neither is known.
+const char* current_op();
+
+/// Throws away what a failed backward left in this thread's queue: LibTorch itself does that only
+/// with the next backward, and holds the graph and its tensors until then.
+void flush_failed_backward();
+
+/// Gives a tensor a history that must not be followed, so that autograd takes it for the result of
+/// an op: other than on a leaf, in-place ops on it are allowed.
+void pretend_history(const torch::Tensor& tensor);
 
 /// While it lives, ops that this thread calls run as if autocast was off.
 class NoAutocastScope {
@@ -97,6 +162,35 @@ class CastRulesScope {
 
  private:
   const CastRules* previous_;
+};
+
+/// What an op's work depends on beside its arguments: dispatch keys, grad mode, autocast.
+class CallState {
+ public:
+  static CallState now();
+  bool grad_mode() const { return grad_mode_; }
+
+ private:
+  friend class CallStateScope;
+  c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
+  bool grad_mode_ = true;
+  torch::ScalarType cpu_dtype_ = torch::kFloat, cuda_dtype_ = torch::kFloat;
+  const CastRules* rules_ = nullptr;
+};
+
+/// Brings such a state back, on any thread, with another grad mode if asked; with autocast's cache
+/// of casts off, since what it would hold belongs to another time.
+class CallStateScope {
+ public:
+  explicit CallStateScope(const CallState& state, bool grad_mode);
+  ~CallStateScope();
+  CallStateScope(const CallStateScope&) = delete;
+  CallStateScope& operator=(const CallStateScope&) = delete;
+
+ private:
+  void set(const CallState& state, bool grad_mode, bool cache);
+  CallState before_;
+  bool cache_;
 };
 
 /// What this CPU lacks to multiply fast in bf16 or half: "AVX-512 BF16 or AMX". Empty when it lacks

@@ -1,7 +1,6 @@
 #include "fleet/parallel/sync_batch_norm.h"
 
-#include <ATen/ops/batch_norm.h>
-#include <ATen/ops/instance_norm.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -62,23 +61,32 @@ Statistics over_all_ranks(comm::Communicator& comm, const Tensor& x) {
   return result;
 }
 
+// The part that happens once, however often the rest is computed again: nobody who records ops sees
+// it, and what it returns comes from outside.
+Statistics synced(comm::Communicator& comm, const Tensor& x, const Tensor& running_mean,
+                  const Tensor& running_var, double momentum) {
+  const compat::NoInterceptScope unseen;
+  auto stats = over_all_ranks(comm, x);
+  if (stats.count < 2) {
+    throw Error("sync_batch_norm", "one value per channel over all ranks has no variance",
+                "use a larger batch");
+  }
+  if (running_mean.defined()) {
+    running_mean.lerp_(stats.mean.to(running_mean.scalar_type()), momentum);
+  }
+  if (running_var.defined()) {
+    const auto unbiased = stats.var * (stats.count / (stats.count - 1));
+    running_var.lerp_(unbiased.to(running_var.scalar_type()), momentum);
+  }
+  return stats;
+}
+
 struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& weight,
                         const std::optional<Tensor>& bias, const Tensor& running_mean,
                         const Tensor& running_var, double momentum, double eps,
                         std::shared_ptr<comm::Communicator> comm) {
-    const auto stats = over_all_ranks(*comm, x);
-    if (stats.count < 2) {
-      throw Error("sync_batch_norm", "one value per channel over all ranks has no variance",
-                  "use a larger batch");
-    }
-    if (running_mean.defined()) {
-      running_mean.lerp_(stats.mean.to(running_mean.scalar_type()), momentum);
-    }
-    if (running_var.defined()) {
-      const auto unbiased = stats.var * (stats.count / (stats.count - 1));
-      running_var.lerp_(unbiased.to(running_var.scalar_type()), momentum);
-    }
+    const auto stats = synced(*comm, x, running_mean, running_var, momentum);
     const auto invstd = (stats.var + eps).rsqrt();
     const auto scale = weight ? invstd * weight->to(torch::kFloat) : invstd;
     auto shift = -stats.mean * scale;
@@ -124,28 +132,33 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
   }
 };
 
-Tensor batch_norm(const Tensor& input, const std::optional<Tensor>& weight,
-                  const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
-                  const std::optional<Tensor>& running_var, bool training, double momentum,
-                  double eps, bool cudnn_enabled) {
-  const compat::NoInterceptScope engine;
-  if (!training || !t_comm || t_comm->size() == 1) {
-    return at::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
-                          cudnn_enabled);
-  }
-  return SyncBatchNorm::apply(input, weight, bias, running_mean.value_or(Tensor()),
-                              running_var.value_or(Tensor()), momentum, eps, t_comm);
+// An argument of batch_norm; a missing tensor is undefined.
+Tensor tensor_argument(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor() : Tensor();
+}
+
+std::optional<Tensor> if_defined(const Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+// batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn)
+void batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr size_t kArguments = 9;
+  const auto* args = stack->data() + (stack->size() - kArguments);
+  const bool training = args[5].toBool();
+  if (!training || !t_comm || t_comm->size() == 1) return compat::call_observed(op, stack);
+  auto result = SyncBatchNorm::apply(args[0].toTensor(), if_defined(tensor_argument(args[1])),
+                                     if_defined(tensor_argument(args[2])), tensor_argument(args[3]),
+                                     tensor_argument(args[4]), args[6].toDouble(),
+                                     args[7].toDouble(), t_comm);
+  stack->resize(stack->size() - kArguments);
+  stack->emplace_back(std::move(result));
 }
 
 // The engine computes instance norm by calling batch norm on a reshaped input; that one is not to
 // be synced.
-Tensor instance_norm(const Tensor& input, const std::optional<Tensor>& weight,
-                     const std::optional<Tensor>& bias, const std::optional<Tensor>& running_mean,
-                     const std::optional<Tensor>& running_var, bool use_input_stats,
-                     double momentum, double eps, bool cudnn_enabled) {
-  const compat::NoInterceptScope engine;
-  return at::instance_norm(input, weight, bias, running_mean, running_var, use_input_stats,
-                           momentum, eps, cudnn_enabled);
+void instance_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  compat::call_observed(op, stack);
 }
 
 }  // namespace
@@ -160,6 +173,6 @@ SyncBatchNormScope::~SyncBatchNormScope() { t_comm = std::move(previous_); }
 }  // namespace fleet
 
 TORCH_LIBRARY_IMPL(aten, FLEET_INTERCEPT_KEY, library) {
-  library.impl("batch_norm", fleet::batch_norm);
-  library.impl("instance_norm", fleet::instance_norm);
+  library.impl("batch_norm", torch::CppFunction::makeFromBoxedFunction<&fleet::batch_norm>());
+  library.impl("instance_norm", torch::CppFunction::makeFromBoxedFunction<&fleet::instance_norm>());
 }

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <c10/util/SmallVector.h>
+#include <torch/types.h>
+
+namespace fleet::memory {
+
+class Region;
+
+/// One value, as it was at one moment, that a backward or a replay will ask for. Its bytes are here
+/// (shared with the user's tensor, as autograd itself would), or given up to be rebuilt by a
+/// Region.
+class KeptValue : public std::enable_shared_from_this<KeptValue> {
+ public:
+  /// Where a replay meets it: a value of the Ledger at a time, or the n-th tensor that autograd
+  /// saved inside an op. Neither: nowhere, so it is never given up.
+  struct Origin {
+    int value = -1;
+    uint32_t version = 0;  // writes to its memory before
+    int time = 0;          // before the op of this index runs
+    int op = -1;
+    int save = -1;
+  };
+
+  KeptValue(const torch::Tensor& tensor, const Origin& origin);
+  ~KeptValue();
+
+  const Origin& origin() const { return origin_; }
+  bool is_here() const { return tensor_.defined(); }
+  /// Here, and nobody wrote to it since.
+  bool is_intact() const;
+  bool has_geometry_of(const torch::Tensor& tensor) const;
+  int64_t bytes() const { return bytes_; }
+  const torch::Tensor& tensor() const { return tensor_; }
+
+  /// The bytes, rebuilt if they were given up. Throws when somebody wrote to them since.
+  torch::Tensor get();
+
+  /// A replay will read it: from now on, a recorded op that writes to its memory leaves it a copy.
+  void become_source();
+  bool is_source() const { return is_source_; }
+
+  /// Who rebuilds it; null: nobody.
+  std::shared_ptr<Region> region() const { return region_.lock(); }
+  void set_region(const std::shared_ptr<Region>& region) { region_ = region; }
+
+  void give_up();
+  void give_up_rebuilt() {
+    if (was_rebuilt_) give_up();
+  }
+  /// The user's program passed it again while it was given up.
+  void take_back(const torch::Tensor& tensor);
+  /// A replay made it again; `tensor` has the same memory layout as the first time.
+  void refill(const torch::Tensor& tensor);
+  /// Throws unless a replay of `op` saved what the first run did.
+  void check_same(const torch::Tensor& tensor, const std::string& op) const;
+  /// Its memory is about to change: it moves out.
+  void copy_out();
+
+  int readers() const { return readers_; }
+  void add_reader() { ++readers_; }
+  void remove_reader() { --readers_; }
+  /// For backward: the bytes, which go again once every reader has had them after a rebuild.
+  torch::Tensor read();
+
+  /// An op is about to write to this tensor's memory: sources that live in it get copies.
+  static void before_write(const torch::Tensor& tensor);
+  /// Copies made by that, so far in this process.
+  static int64_t copies();
+
+ private:
+  void check_version() const;
+
+  torch::Tensor tensor_;
+  Origin origin_;
+  std::weak_ptr<Region> region_;
+  c10::SmallVector<int64_t, 5> sizes_, strides_;
+  int64_t offset_ = 0;
+  int64_t bytes_ = 0;
+  torch::ScalarType dtype_;
+  uint32_t version_ = 0;
+  int readers_ = 0;
+  int reads_left_ = 0;  // after a rebuild
+  bool is_source_ = false;
+  bool is_own_ = false;  // memory that nobody else can write to
+  bool was_rebuilt_ = false;
+};
+
+}  // namespace fleet::memory

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+namespace fleet::testing {
+
+/// A small program drawn at random: chains, skips, branches, views, in-place ops, random numbers,
+/// buffers, parts without gradient, custom functions. The same number gives the same program.
+/// Marks (`fleet::checkpoint`) and stretches (`fleet::recompute`) are part of it, and do nothing
+/// unless somebody makes something of them.
+class RandomProgram {
+ public:
+  explicit RandomProgram(uint64_t number);
+
+  /// Everything that a forward may read or write, as at the start.
+  void reset();
+  /// A loss; the same calls after the same `reset()` and seed.
+  torch::Tensor forward(bool with_recompute);
+  std::vector<torch::Tensor> parameters() const { return parameters_; }
+  std::vector<torch::Tensor> buffers() const { return buffers_; }
+  std::string text() const;
+
+ private:
+  struct Step {
+    int kind = 0;
+    int a = 0, b = 0, c = 0;  // operands: places in the pool, counted back from its end
+    double x = 0;
+    std::vector<Step> inner;  // of a stretch
+  };
+  std::vector<Step> draw(int steps, int depth);
+  void run(const std::vector<Step>& steps, std::vector<torch::Tensor>& pool, bool with_recompute);
+  void run(const Step& step, std::vector<torch::Tensor>& pool, bool with_recompute);
+  torch::Tensor& pick(std::vector<torch::Tensor>& pool, int place) const;
+  torch::Tensor like(const std::vector<torch::Tensor>& pool, int place,
+                     const torch::Tensor& shape) const;
+  static std::string text(const std::vector<Step>& steps, int depth);
+
+  std::mt19937_64 random_;
+  std::vector<Step> steps_;
+  std::vector<torch::Tensor> parameters_, buffers_, start_;
+  torch::Tensor data_, indices_;
+  int marks_ = 0;
+};
+
+}  // namespace fleet::testing
