@@ -20,7 +20,7 @@ namespace {
 using Owner = MemoryCounter::Owner;
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kBigBlock = 128 * 1024;  // from here on whole pages from the cache
+constexpr int64_t kBigBlock = 32 * 1024;  // from here on whole pages from the cache
 
 constexpr int64_t rounded(size_t bytes) {
   return (static_cast<int64_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;

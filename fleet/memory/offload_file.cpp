@@ -45,9 +45,6 @@ double seconds_since(Clock::time_point start) {
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
-/// Removes its last reference, unlocked: freeing a tensor may take a while.
-using Garbage = std::vector<torch::Tensor>;
-
 }  // namespace
 
 /// Everything in it belongs to the mutex of the core, but for the I/O thread's own copy of the
@@ -209,23 +206,29 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
   }
   const double seconds = seconds_since(start);
 
-  Garbage garbage;
-  garbage.push_back(std::move(tensor));
-  std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   statistics.write_seconds += seconds;
+  torch::Tensor last;
+  int64_t settled = 0;
   if (entry->state == State::kWriting) {
-    statistics.queued_bytes -= entry->bytes;
-    garbage.push_back(std::move(entry->tensor));
-    if (error) {
-      entry->error = write_error = error;
-      entry->state = State::kFailed;
-      give_extent(*entry);
-    } else {
-      statistics.bytes_written += entry->bytes;
-      entry->state = State::kOnDisk;
-    }
+    last = std::move(entry->tensor);
+    settled = entry->bytes;
+    entry->state = error ? State::kFailed : State::kOnDisk;
+    entry->error = error;
+    if (error) give_extent(*entry);
   } else {
     give_extent(*entry);  // forwarded or dropped meanwhile
+  }
+  lock.unlock();
+  tensor.reset();
+  last.reset();  // before anybody hears of it: who waits, waits for the memory
+  lock.lock();
+  if (settled > 0) {
+    statistics.queued_bytes -= settled;
+    if (error)
+      write_error = error;
+    else
+      statistics.bytes_written += settled;
   }
   changed.notify_all();
 }
@@ -248,15 +251,15 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   }
   const double seconds = seconds_since(start);
 
-  Garbage garbage;
-  garbage.push_back(std::move(tensor));
+  tensor.reset();      // from here on only the entry, then the caller, holds it
+  torch::Tensor last;  // freed after the lock
   std::lock_guard lock(mutex);
   statistics.read_seconds += seconds;
   if (entry->state == State::kReading) {
     if (error) {
       entry->error = error;
       entry->state = State::kFailed;
-      garbage.push_back(std::move(entry->tensor));
+      last = std::move(entry->tensor);
       give_extent(*entry);
     } else {
       statistics.bytes_read += entry->bytes;
