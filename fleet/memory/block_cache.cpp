@@ -72,8 +72,9 @@ BlockCache::Pages BlockCache::grab(size_t bytes) {
   size_t have = 0;
   while (have < wanted && !free_.empty()) {
     // The smallest that is enough, else the largest: few pieces, and little is broken up.
-    auto of_size = free_.lower_bound(wanted - have);
+    auto of_size = free_.lower_bound(std::max(wanted - have, kSmallestPiece));
     if (of_size == free_.end()) of_size = std::prev(of_size);
+    if (of_size->first < kSmallestPiece) break;
     auto block = take(of_size);
     if (of_size->second.empty()) free_.erase(of_size);
     if (block->bytes > wanted - have) {
@@ -150,8 +151,8 @@ void* BlockCache::build(Pages pages, int64_t asked, void* owner) {
 void BlockCache::count_window(size_t bytes) {
   window_allocated_ += static_cast<int64_t>(bytes);
   window_peak_ = std::max(window_peak_, live_bytes_);
-  if (window_allocated_ < 4 * window_peak_) return;
   shrink_locked(std::max(window_peak_, previous_window_peak_) - live_bytes_);
+  if (window_allocated_ < 4 * window_peak_) return;
   previous_window_peak_ = window_peak_;
   window_peak_ = live_bytes_;
   window_allocated_ = 0;
@@ -172,6 +173,9 @@ void BlockCache::put(std::unique_ptr<Block> block) {
   block->freed_at = ++clock_;
   keep(std::move(block));
 }
+
+void BlockCache::before_fork() { mutex_.lock(); }
+void BlockCache::after_fork() { mutex_.unlock(); }
 
 void BlockCache::unmap(std::unique_ptr<Block> block) { unmap_pages(block->address, block->bytes); }
 

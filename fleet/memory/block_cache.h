@@ -20,9 +20,9 @@ namespace fleet::memory {
 /// than the peak of what was live. When that peak falls, what it held too much goes back, the
 /// longest unused first.
 ///
-///   auto pages = cache.grab(bytes);          // out of the cache: nothing, a part, or all
-///   void* data = cache.build(pages, bytes, owner);   // the rest comes from the system
-///   cache.put(data);
+///   auto pages = cache.grab(bytes);                             // nothing, a part, or all
+///   void* data = cache.build(std::move(pages), bytes, owner);   // the rest comes from the system
+///   cache.put(cache.remove(data));
 class BlockCache {
  public:
   static constexpr size_t kPage = 4096;
@@ -57,6 +57,10 @@ class BlockCache {
 
   /// Leaves at most `bytes` in the cache, the last used ones.
   void shrink(int64_t bytes);
+
+  /// No other thread may be in here while the process forks.
+  void before_fork();
+  void after_fork();
 
   /// Bytes in the cache.
   const std::atomic<int64_t>& cached() const { return cached_; }

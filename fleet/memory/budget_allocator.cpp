@@ -1,5 +1,7 @@
 #include "fleet/memory/budget_allocator.h"
 
+#include <pthread.h>
+
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -66,6 +68,11 @@ struct BudgetAllocator::Cpu final : c10::Allocator {
   static Cpu& self() {
     static auto* one = new Cpu;  // tensors may outlive every static object
     return *one;
+  }
+
+  Cpu() {
+    pthread_atfork([] { self().cache.before_fork(); }, [] { self().cache.after_fork(); },
+                   [] { self().cache.after_fork(); });
   }
 
   c10::DataPtr allocate(size_t size) override {
@@ -231,7 +238,6 @@ void BudgetAllocator::switch_off() {
     c10::SetAllocator(c10::DeviceType::Meta, Meta::self().before);
   } else {
     Cpu::self().on = false;
-    trim();
   }
 }
 

@@ -25,6 +25,7 @@ class BudgetAllocator {
 
   /// Not while other threads allocate tensors. Tensors made before are not counted, and free as
   /// they would; those made while it was on are counted until they are freed, whenever that is.
+  /// The cache stays for the next time; `trim` gives it back.
   void switch_on();
   void switch_off();
   bool is_on() const;

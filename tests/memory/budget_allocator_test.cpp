@@ -69,6 +69,7 @@ class BudgetAllocatorTest : public ::testing::Test {
     counter.set_budget({});
     set_owner_source(nullptr);
     memory.switch_off();
+    memory.trim();
     torch::set_num_threads(threads);
   }
 

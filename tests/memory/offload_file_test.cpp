@@ -177,22 +177,23 @@ TEST(OffloadFileTest, ThreadsShareOneFile) {
 
 TEST(OffloadFileTest, ReadBeforeTheWriteIsOverHandsTheTensorBack) {
   OffloadFile file({.buffer_bytes = 4096});
-  std::vector<OffloadFile::Ticket> tickets;
-  std::vector<torch::Tensor> tensors;
-  for (int i = 0; i < 4; ++i) {
-    tensors.push_back(noise(8 * kMiB));
-    tickets.push_back(file.write(tensors.back()));
-  }
-  // The last ones wait behind 2048 blocks each.
-  EXPECT_EQ(file.read(tickets[3]).data_ptr(), tensors[3].data_ptr());
-  file.prefetch(tickets[2]);
-  EXPECT_EQ(file.read(tickets[2]).data_ptr(), tensors[2].data_ptr());
+  const auto large = torch::zeros({512 * kMiB}, torch::kByte);  // seconds, in such small blocks
+  const auto a = noise(kMiB), b = noise(kMiB), c = noise(kMiB);
+  auto in_work = file.write(large);
+  const auto first = file.write(a), second = file.write(b), third = file.write(c);
+  EXPECT_EQ(file.read(second).data_ptr(), b.data_ptr());
+  file.prefetch(third);
+  EXPECT_EQ(file.read(third).data_ptr(), c.data_ptr());
   EXPECT_EQ(file.statistics().forwarded, 2);
+  EXPECT_EQ(file.statistics().queued_bytes, 513 * kMiB);
+  while (file.statistics().extent_bytes == 0) std::this_thread::yield();
+  EXPECT_EQ(file.read(in_work).data_ptr(), large.data_ptr());
+  EXPECT_EQ(file.statistics().forwarded, 3);
   file.drain();
-  EXPECT_EQ(file.statistics().bytes_written, 16 * kMiB);
-  EXPECT_EQ(file.statistics().extent_bytes, 16 * kMiB);
-  EXPECT_TRUE(same(file.read(tickets[1]), tensors[1]));
-  EXPECT_EQ(file.read(tickets[3]).data_ptr(), tensors[3].data_ptr());
+  EXPECT_EQ(file.statistics().bytes_written, kMiB);
+  EXPECT_EQ(file.statistics().extent_bytes, kMiB);
+  EXPECT_TRUE(same(file.read(first), a));
+  EXPECT_EQ(file.read(second).data_ptr(), b.data_ptr()) << "a second read";
 }
 
 TEST(OffloadFileTest, TensorIsFreedOnceItIsOnDiskAndReadingCountsInTheBudget) {
@@ -229,19 +230,24 @@ TEST(OffloadFileTest, PrefetchHidesTheReadAndAStallIsCounted) {
   file.read(b);
   const auto stalled = file.statistics().stall_seconds - start.stall_seconds - hidden;
   const auto read_b = file.statistics().read_seconds - read_a;
-  EXPECT_LT(hidden, 0.001);
+  EXPECT_LT(hidden, 0.5 * read_b);
   EXPECT_GT(read_b, 0.001);  // 32 GB/s
   EXPECT_GE(stalled, 0.9 * read_b);
 }
 
 TEST(OffloadFileTest, ReadOvertakesWhatIsOnlyPrefetched) {
-  OffloadFile file({.buffer_bytes = 64 * 1024});
+  OffloadFile file({.buffer_bytes = 4096});
+  const auto large = on_disk(file, torch::zeros({8 * kMiB}, torch::kByte));
   std::vector<OffloadFile::Ticket> tickets;
-  for (int i = 0; i < 12; ++i) tickets.push_back(on_disk(file, noise(8 * kMiB)));
+  for (int i = 0; i < 8; ++i) tickets.push_back(on_disk(file, noise(kMiB)));
+  file.prefetch(large);  // keeps the thread busy meanwhile
   for (const auto& ticket : tickets) file.prefetch(ticket);
   file.read(tickets.back());
-  // At most those before it in the thread's hands, not all eleven.
-  EXPECT_LE(file.statistics().bytes_read, 6 * 8 * kMiB);
+  EXPECT_LE(file.statistics().bytes_read, 11 * kMiB);  // of 16
+  tickets.pop_back();
+  for (const auto& ticket : tickets) file.read(ticket);
+  file.read(large);
+  EXPECT_EQ(file.statistics().bytes_read, 16 * kMiB) << "nothing is read twice";
 }
 
 TEST(OffloadFileTest, RoomIsUsedAgainSoTheFileStaysBounded) {
