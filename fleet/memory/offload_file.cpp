@@ -90,13 +90,14 @@ struct OffloadFile::Core {
   void read_block(char* data, int64_t bytes, int64_t offset);
   [[noreturn]] void fail(const char* what, int64_t bytes, int64_t offset, const std::string& why,
                          const char* fix) const;
+  void say_page_cache() const;
   void give_extent(Entry& entry);
   bool forward(Entry& entry);
   void unqueue(const Entry& entry);
 
   std::string directory;
   int file = -1;
-  bool direct = false;
+  bool direct = false;  // of the I/O thread, once it runs
   const pid_t process = getpid();
   int64_t buffer_bytes = 0;
   char* buffer = nullptr;  // staging, of the I/O thread
@@ -128,14 +129,7 @@ OffloadFile::Core::Core(const OffloadOptions& options)
                 "give a directory on a disk with room");
   unlink(name.c_str());
   direct = !options.page_cache && fcntl(file, F_SETFL, fcntl(file, F_GETFL) | O_DIRECT) == 0;
-  if (!direct && !options.page_cache) {
-    static std::once_flag once;
-    std::call_once(once, [&] {
-      log::warn_here("offload", format("the file system of {} has no direct I/O; tensors pass "
-                                       "through the page cache, which is slower",
-                                       directory));
-    });
-  }
+  if (!direct && !options.page_cache) say_page_cache();
   void* pages = mmap(nullptr, static_cast<size_t>(buffer_bytes), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (pages == MAP_FAILED) {
@@ -151,6 +145,15 @@ OffloadFile::Core::Core(const OffloadOptions& options)
     close(file);
     throw;
   }
+}
+
+void OffloadFile::Core::say_page_cache() const {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    log::warn_here("offload", format("the file system of {} has no direct I/O; tensors pass "
+                                     "through the page cache, which is slower",
+                                     directory));
+  });
 }
 
 OffloadFile::Core::~Core() {
@@ -311,6 +314,13 @@ void OffloadFile::Core::write_block(const char* data, int64_t bytes, int64_t off
     const ssize_t moved =
         pwrite(file, data + done, static_cast<size_t>(bytes - done), offset + done);
     if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0 && errno == EINVAL && direct) {
+      // Some file systems allow direct I/O until it is tried.
+      direct = false;
+      fcntl(file, F_SETFL, fcntl(file, F_GETFL) & ~O_DIRECT);
+      say_page_cache();
+      continue;
+    }
     if (moved < 0) {
       const bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
       fail("cannot write", bytes - done, offset + done, reason(errno),
