@@ -25,6 +25,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/fleet DESTINATION ${CMAKE_INSTALL_INCLUD
   FILES_MATCHING PATTERN "*.h"
   PATTERN gloo_declarations EXCLUDE
   PATTERN backend.h EXCLUDE
+  PATTERN block_cache.h EXCLUDE
+  PATTERN extent_list.h EXCLUDE
   PATTERN nccl_plugin.h EXCLUDE
   PATTERN peer_watch.h EXCLUDE)
 

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "fleet/core/format.h"
+
 namespace fleet {
 
 std::optional<int64_t> byte_size(std::string_view text) {
@@ -34,6 +36,19 @@ std::optional<int64_t> byte_size(std::string_view text) {
     return static_cast<int64_t>(bytes);
   }
   return {};
+}
+
+std::string byte_size_text(int64_t bytes) {
+  if (bytes < 1024 && bytes > -1024) return format("{} B", bytes);
+  constexpr std::array<const char*, 4> units = {"KiB", "MiB", "GiB", "TiB"};
+  double number = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  // 1023.995 would be printed as 1024.00.
+  while (std::abs(number) >= 1023.995 && unit + 1 < units.size()) {
+    number /= 1024;
+    ++unit;
+  }
+  return format("{:.2f} {}", number, units[unit]);
 }
 
 }  // namespace fleet

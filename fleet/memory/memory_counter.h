@@ -1,0 +1,123 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fleet::memory {
+
+/// Which part of a step the process is in; peaks are kept for each.
+enum class Phase { kOther, kForward, kBackward, kUpdate };
+
+/// The phase of the whole process while it lives; the previous one returns with its end.
+class PhaseScope {
+ public:
+  explicit PhaseScope(Phase phase);
+  ~PhaseScope();
+  PhaseScope(const PhaseScope&) = delete;
+  PhaseScope& operator=(const PhaseScope&) = delete;
+
+ private:
+  Phase previous_;
+};
+
+/// Names what the calling thread allocates for. The text must live as long as the process (a
+/// literal, the name of a registered op, the name of a type_info): only its address is kept.
+using OwnerSource = const char* (*)();
+
+/// For all counters; null brings the default back: the type of autograd's node that runs on this
+/// thread, "unknown" outside of backward.
+void set_owner_source(OwnerSource source);
+
+/// Counts tensor bytes and holds them to a budget. Any thread may call anything; `add` and `remove`
+/// take no lock.
+///
+///   auto& counter = BudgetAllocator::cpu().counter();
+///   counter.set_budget(int64_t{12} << 30);
+///   counter.reset_peaks();
+///   train_step();                       // c10::OutOfMemoryError above 12 GiB
+///   log::info("memory", byte_size_text(counter.peak(Phase::kBackward)));
+class MemoryCounter {
+ public:
+  /// Bytes and blocks that one owner has live.
+  struct Owner {
+    std::atomic<const char*> name{nullptr};
+    std::atomic<int64_t> bytes{0};
+    std::atomic<int64_t> blocks{0};
+  };
+  struct OwnerUse {
+    std::string name;
+    int64_t bytes = 0;
+    int64_t blocks = 0;
+  };
+
+  /// `device` is for the error text.
+  explicit MemoryCounter(const char* device);
+
+  /// Bytes asked for and not yet freed, each block rounded up to 64, and those of `charge`.
+  int64_t live() const { return live_.load(std::memory_order_relaxed); }
+  int64_t live_blocks() const { return blocks_.load(std::memory_order_relaxed); }
+
+  /// The highest `live` since `reset_peaks`; with a phase, while the process was in it.
+  int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  int64_t peak(Phase phase) const { return phase_peaks_[static_cast<size_t>(phase)].load(); }
+  void reset_peaks();
+
+  /// The highest `live` since the last call, which starts anew from the present value.
+  int64_t take_window_peak() { return window_peak_.exchange(live()); }
+
+  /// Above it, `add` throws. Nothing = no budget. A budget below `live` stops the next allocation.
+  void set_budget(std::optional<int64_t> bytes);
+  std::optional<int64_t> budget() const;
+
+  /// Bytes that lie outside of the counted allocator but belong in the budget, such as an arena
+  /// mapped elsewhere or parameters older than the counting. `owner` as for an OwnerSource.
+  void charge(int64_t bytes, const char* owner);
+  void release(int64_t bytes, const char* owner);
+
+  /// The largest first; owners of one name are one.
+  std::vector<OwnerUse> largest_owners(size_t count) const;
+
+  /// For allocators: a block of `bytes` for the present owner. Throws c10::OutOfMemoryError when it
+  /// does not fit, having changed nothing.
+  Owner& add(int64_t bytes);
+  void remove(int64_t bytes, Owner& owner) noexcept;
+
+  /// For allocators with a cache: `cached` bytes count against the budget too, and `reclaim(n)`
+  /// must bring them down to n.
+  void set_cache(const std::atomic<int64_t>* cached, void (*reclaim)(int64_t bytes));
+
+  /// Cached blocks go back to the system until they, `live` and `bytes` more fit into the budget;
+  /// false when even without them `bytes` do not fit.
+  bool make_room(int64_t bytes) const;
+
+  /// For PhaseScope.
+  void enter(Phase phase);
+
+ private:
+  static constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max();
+  static constexpr size_t kOwners = 4096;  // then the rest shares one
+
+  Owner& owner(const char* name);
+  void count(int64_t bytes, const char* owner_name);
+  void raise_peaks(int64_t live);
+  [[noreturn]] void refuse(int64_t bytes, int64_t live, int64_t budget, const char* owner) const;
+
+  const char* device_;
+  std::atomic<int64_t> live_{0};
+  std::atomic<int64_t> blocks_{0};
+  std::atomic<int64_t> peak_{0};
+  std::atomic<int64_t> window_peak_{0};
+  std::array<std::atomic<int64_t>, 4> phase_peaks_{};
+  std::atomic<int64_t> budget_{kNoBudget};
+  std::unique_ptr<std::array<Owner, kOwners + 1>> owners_;  // hashed by the name's address
+  const std::atomic<int64_t>* cached_ = nullptr;
+  void (*reclaim_)(int64_t) = nullptr;
+};
+
+}  // namespace fleet::memory

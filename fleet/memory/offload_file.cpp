@@ -1,0 +1,558 @@
+#include "fleet/memory/offload_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "fleet/core/byte_size.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/extent_list.h"
+
+namespace fleet::memory {
+namespace {
+
+constexpr int64_t kBlock = 4096;  // O_DIRECT moves whole ones, from memory aligned to it
+
+constexpr const char* kStaging = "offload staging";  // its name in the memory budget
+
+int64_t whole_blocks(int64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
+
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kBlock == 0; }
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+}  // namespace
+
+/// Everything in it belongs to the mutex of the core, but for the I/O thread's own copy of the
+/// tensor while it moves bytes.
+struct OffloadFile::Ticket::Entry {
+  enum class State {
+    kToWrite,    // queued; `tensor` is the caller's
+    kWriting,    // the I/O thread is at it
+    kOnDisk,     // `tensor` is empty
+    kToRead,     // queued; `tensor` is fresh memory
+    kReading,    // the I/O thread is at it
+    kInMemory,   // `tensor` was read ahead of need
+    kForwarded,  // `tensor` is the caller's; nothing on disk
+    kFailed,     // see `error`
+    kDropped,    // no ticket any more; the I/O thread cleans up
+  };
+
+  explicit Entry(std::shared_ptr<Core> core) : core(std::move(core)) {}
+
+  std::shared_ptr<Core> core;
+  State state = State::kToWrite;
+  torch::Tensor tensor;
+  std::exception_ptr error;
+  int64_t offset = -1;  // of its extent, -1 = none
+  int64_t bytes = 0;
+  std::vector<int64_t> sizes, strides;
+  torch::TensorOptions options;
+};
+
+struct OffloadFile::Core {
+  using Entry = Ticket::Entry;
+  using State = Entry::State;
+
+  explicit Core(const OffloadOptions& options);
+  ~Core();
+
+  void run();
+  void write_entry(const std::shared_ptr<Entry>& entry);
+  void read_entry(const std::shared_ptr<Entry>& entry);
+  void move_out(const Entry& entry, const char* data);
+  void move_in(const Entry& entry, char* data);
+  void write_block(const char* data, int64_t bytes, int64_t offset);
+  void read_block(char* data, int64_t bytes, int64_t offset);
+  [[noreturn]] void fail(const char* what, int64_t bytes, int64_t offset, const std::string& why,
+                         const char* fix) const;
+  void say_page_cache() const;
+  void give_extent(Entry& entry);
+  bool forward(Entry& entry);
+  void unqueue(const Entry& entry);
+
+  std::string directory;
+  int file = -1;
+  bool direct = false;  // of the I/O thread, once it runs
+  const pid_t process = getpid();
+  int64_t buffer_bytes = 0;
+  char* buffer = nullptr;  // staging, of the I/O thread
+
+  mutable std::mutex mutex;
+  std::condition_variable work;     // for the I/O thread
+  std::condition_variable changed;  // for those who wait
+  ExtentList extents;
+  std::deque<std::shared_ptr<Entry>> writes, reads;
+  OffloadStatistics statistics;
+  std::exception_ptr write_error;  // for `drain`
+  bool stopping = false;
+  std::atomic<bool> interrupted{false};  // the entry being moved is not wanted any more
+  std::thread thread;
+};
+
+OffloadFile::Core::Core(const OffloadOptions& options)
+    : directory(options.directory),
+      buffer_bytes(whole_blocks(std::max<int64_t>(options.buffer_bytes, kBlock))),
+      extents(options.max_file_bytes / kBlock * kBlock) {
+  if (directory.empty()) {
+    const char* named = std::getenv("TMPDIR");
+    directory = named != nullptr && *named != '\0' ? named : "/tmp";
+  }
+  std::string name = directory + "/fleet-offload-XXXXXX";
+  file = mkostemp(name.data(), O_CLOEXEC);
+  if (file < 0)
+    throw Error("offload", format("cannot make a file in {}: {}", directory, reason(errno)),
+                "give a directory on a disk with room");
+  unlink(name.c_str());
+  direct = !options.page_cache && fcntl(file, F_SETFL, fcntl(file, F_GETFL) | O_DIRECT) == 0;
+  if (!direct && !options.page_cache) say_page_cache();
+  void* pages = mmap(nullptr, static_cast<size_t>(buffer_bytes), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (pages == MAP_FAILED) {
+    close(file);
+    throw Error("offload", format("no memory for a buffer of {}", byte_size_text(buffer_bytes)),
+                "make the buffer smaller");
+  }
+  buffer = static_cast<char*>(pages);
+  try {
+    BudgetAllocator::cpu().counter().charge(buffer_bytes, kStaging);
+  } catch (...) {
+    munmap(buffer, static_cast<size_t>(buffer_bytes));
+    close(file);
+    throw;
+  }
+}
+
+void OffloadFile::Core::say_page_cache() const {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    log::warn_here("offload", format("the file system of {} has no direct I/O; tensors pass "
+                                     "through the page cache, which is slower",
+                                     directory));
+  });
+}
+
+OffloadFile::Core::~Core() {
+  BudgetAllocator::cpu().counter().release(buffer_bytes, kStaging);
+  munmap(buffer, static_cast<size_t>(buffer_bytes));
+  close(file);
+}
+
+void OffloadFile::Core::run() {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    work.wait(lock, [&] { return stopping || !reads.empty() || !writes.empty(); });
+    if (stopping) return;
+    auto& queue = reads.empty() ? writes : reads;  // somebody may be waiting for a read
+    const auto entry = queue.front();
+    queue.pop_front();
+    const bool is_read = entry->state == State::kToRead;
+    lock.unlock();
+    if (is_read)
+      read_entry(entry);
+    else
+      write_entry(entry);
+    lock.lock();
+  }
+}
+
+void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
+  torch::Tensor tensor;
+  std::exception_ptr error;
+  {
+    std::lock_guard lock(mutex);
+    if (stopping || entry->state != State::kToWrite) return;  // forwarded or dropped just now
+    tensor = entry->tensor;
+    entry->state = State::kWriting;
+    interrupted = false;
+    if (const auto offset = extents.take(whole_blocks(entry->bytes)))
+      entry->offset = *offset;
+    else
+      error = std::make_exception_ptr(
+          Error("offload",
+                format("a tensor of {} does not fit: {} of the file in {} are in use and it may "
+                       "not grow",
+                       byte_size_text(entry->bytes), byte_size_text(extents.used()), directory),
+                "raise max_file_bytes, or offload less"));
+  }
+  const auto start = Clock::now();
+  if (!error) {
+    try {
+      move_out(*entry, static_cast<const char*>(tensor.const_data_ptr()));
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  const double seconds = seconds_since(start);
+
+  std::unique_lock lock(mutex);
+  statistics.write_seconds += seconds;
+  torch::Tensor last;
+  int64_t settled = 0;
+  if (entry->state == State::kWriting) {
+    last = std::move(entry->tensor);
+    settled = entry->bytes;
+    entry->state = error ? State::kFailed : State::kOnDisk;
+    entry->error = error;
+    if (error) give_extent(*entry);
+  } else {
+    give_extent(*entry);  // forwarded or dropped meanwhile
+  }
+  lock.unlock();
+  tensor.reset();
+  last.reset();  // before anybody hears of it: who waits, waits for the memory
+  lock.lock();
+  if (settled > 0) {
+    statistics.queued_bytes -= settled;
+    if (error)
+      write_error = error;
+    else
+      statistics.bytes_written += settled;
+  }
+  changed.notify_all();
+}
+
+void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
+  torch::Tensor tensor;
+  {
+    std::lock_guard lock(mutex);
+    if (stopping || entry->state != State::kToRead) return;
+    tensor = entry->tensor;
+    entry->state = State::kReading;
+    interrupted = false;
+  }
+  const auto start = Clock::now();
+  std::exception_ptr error;
+  try {
+    move_in(*entry, static_cast<char*>(tensor.mutable_data_ptr()));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const double seconds = seconds_since(start);
+
+  tensor.reset();      // from here on only the entry, then the caller, holds it
+  torch::Tensor last;  // freed after the lock
+  std::lock_guard lock(mutex);
+  statistics.read_seconds += seconds;
+  if (entry->state == State::kReading) {
+    if (error) {
+      entry->error = error;
+      entry->state = State::kFailed;
+      last = std::move(entry->tensor);
+      give_extent(*entry);
+    } else {
+      statistics.bytes_read += entry->bytes;
+      entry->state = State::kInMemory;
+    }
+  } else {
+    give_extent(*entry);
+  }
+  changed.notify_all();
+}
+
+/// Aligned memory goes straight to the disk, up to its last part of a block; the rest by way of
+/// the buffer.
+void OffloadFile::Core::move_out(const Entry& entry, const char* data) {
+  const bool straight = !direct || is_aligned(data);
+  for (int64_t done = 0; done < entry.bytes && !interrupted;) {
+    const int64_t left = entry.bytes - done;
+    int64_t now = std::min(left, buffer_bytes);
+    if (straight && (left >= kBlock || !direct)) {
+      if (direct) now = now / kBlock * kBlock;
+      write_block(data + done, now, entry.offset + done);
+    } else {
+      std::memcpy(buffer, data + done, static_cast<size_t>(now));
+      std::memset(buffer + now, 0, static_cast<size_t>(whole_blocks(now) - now));
+      write_block(buffer, whole_blocks(now), entry.offset + done);
+    }
+    done += now;
+  }
+}
+
+void OffloadFile::Core::move_in(const Entry& entry, char* data) {
+  const bool straight = !direct || is_aligned(data);
+  for (int64_t done = 0; done < entry.bytes && !interrupted;) {
+    const int64_t left = entry.bytes - done;
+    int64_t now = std::min(left, buffer_bytes);
+    if (straight && (left >= kBlock || !direct)) {
+      if (direct) now = now / kBlock * kBlock;
+      read_block(data + done, now, entry.offset + done);
+    } else {
+      read_block(buffer, whole_blocks(now), entry.offset + done);
+      std::memcpy(data + done, buffer, static_cast<size_t>(now));
+    }
+    done += now;
+  }
+}
+
+void OffloadFile::Core::write_block(const char* data, int64_t bytes, int64_t offset) {
+  for (int64_t done = 0; done < bytes;) {
+    const ssize_t moved =
+        pwrite(file, data + done, static_cast<size_t>(bytes - done), offset + done);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0 && errno == EINVAL && direct) {
+      // Some file systems allow direct I/O until it is tried.
+      direct = false;
+      fcntl(file, F_SETFL, fcntl(file, F_GETFL) & ~O_DIRECT);
+      say_page_cache();
+      continue;
+    }
+    if (moved < 0) {
+      const bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
+      fail("cannot write", bytes - done, offset + done, reason(errno),
+           full ? "make room there, choose another directory, or offload less"
+                : "check the disk, or choose another directory");
+    }
+    if (moved == 0)
+      fail("cannot write", bytes - done, offset + done, "the disk takes no more",
+           "make room there, or choose another directory");
+    done += moved;
+  }
+  if (!direct) {
+    sync_file_range(
+        file, offset, bytes,
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    posix_fadvise(file, offset, bytes, POSIX_FADV_DONTNEED);
+  }
+}
+
+void OffloadFile::Core::read_block(char* data, int64_t bytes, int64_t offset) {
+  for (int64_t done = 0; done < bytes;) {
+    const ssize_t moved =
+        pread(file, data + done, static_cast<size_t>(bytes - done), offset + done);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0)
+      fail("cannot read", bytes - done, offset + done, reason(errno),
+           "check the disk, or choose another directory");
+    if (moved == 0)
+      fail("cannot read", bytes - done, offset + done, "the file ends before that",
+           "something cut the file: nothing else may write to it");
+    done += moved;
+  }
+  if (!direct) posix_fadvise(file, offset, bytes, POSIX_FADV_DONTNEED);
+}
+
+void OffloadFile::Core::fail(const char* what, int64_t bytes, int64_t offset,
+                             const std::string& why, const char* fix) const {
+  throw Error("offload",
+              format("{} {} at {} of the file in {}: {}", what, byte_size_text(bytes),
+                     byte_size_text(offset), directory, why),
+              fix);
+}
+
+void OffloadFile::Core::give_extent(Entry& entry) {
+  if (entry.offset >= 0) extents.give(entry.offset, whole_blocks(entry.bytes));
+  entry.offset = -1;
+}
+
+/// True when the tensor is still in memory; it then stays there and is not written.
+bool OffloadFile::Core::forward(Entry& entry) {
+  if (entry.state == State::kToWrite)
+    unqueue(entry);
+  else if (entry.state == State::kWriting)
+    interrupted = true;  // write_entry gives the extent back
+  else
+    return entry.state == State::kForwarded;
+  entry.state = State::kForwarded;
+  ++statistics.forwarded;
+  statistics.queued_bytes -= entry.bytes;
+  changed.notify_all();
+  return true;
+}
+
+void OffloadFile::Core::unqueue(const Entry& entry) {
+  const auto is_entry = [&](const std::shared_ptr<Entry>& one) { return one.get() == &entry; };
+  std::erase_if(writes, is_entry);
+  std::erase_if(reads, is_entry);
+}
+
+OffloadFile::Ticket::Ticket(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
+OffloadFile::Ticket::Ticket(Ticket&&) noexcept = default;
+OffloadFile::Ticket::~Ticket() { drop(); }
+
+OffloadFile::Ticket& OffloadFile::Ticket::operator=(Ticket&& other) noexcept {
+  if (this == &other) return *this;
+  drop();
+  entry_ = std::move(other.entry_);
+  return *this;
+}
+
+void OffloadFile::Ticket::drop() noexcept {
+  if (entry_ == nullptr) return;
+  const auto entry = std::move(entry_);
+  auto& core = *entry->core;
+  if (getpid() != core.process) return;  // a forked child has no I/O thread, nor its lock
+  torch::Tensor garbage;
+  std::lock_guard lock(core.mutex);
+  using State = Entry::State;
+  garbage = std::move(entry->tensor);
+  if (entry->state == State::kToWrite || entry->state == State::kWriting)
+    core.statistics.queued_bytes -= entry->bytes;
+  if (entry->state == State::kWriting || entry->state == State::kReading) {
+    core.interrupted = true;  // the I/O thread gives the extent back
+  } else if (entry->state != State::kForwarded) {
+    // A forwarded entry may still be in the I/O thread's hands.
+    core.unqueue(*entry);
+    core.give_extent(*entry);
+  }
+  entry->state = State::kDropped;
+  core.changed.notify_all();
+}
+
+OffloadFile::OffloadFile(OffloadOptions options) : core_(std::make_shared<Core>(options)) {
+  core_->thread = std::thread([core = core_.get()] {
+    // Signals are for the program's own threads; one for a file that is too large becomes an error.
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    core->run();
+  });
+}
+
+OffloadFile::~OffloadFile() {
+  if (getpid() != core_->process) {
+    // A forked child has no such thread, and its mutex may be locked for ever.
+    core_->thread.detach();
+    new std::shared_ptr<Core>(core_);
+    return;
+  }
+  std::deque<std::shared_ptr<Ticket::Entry>> writes, reads;  // dropped after the lock
+  {
+    std::lock_guard lock(core_->mutex);
+    core_->stopping = true;
+    core_->interrupted = true;
+    writes.swap(core_->writes);
+    reads.swap(core_->reads);
+    core_->work.notify_all();
+  }
+  core_->thread.join();
+  std::lock_guard lock(core_->mutex);
+  core_->changed.notify_all();
+}
+
+OffloadFile::Ticket OffloadFile::write(torch::Tensor tensor) {
+  if (!tensor.defined() || !tensor.device().is_cpu() || tensor.layout() != torch::kStrided)
+    throw Error("offload",
+                tensor.defined()
+                    ? format("a tensor on {} cannot be offloaded", tensor.device().str())
+                    : std::string("an undefined tensor cannot be offloaded"),
+                "offload dense CPU tensors");
+  tensor = tensor.detach();
+  if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.contiguous();
+  if (tensor.is_conj()) tensor = tensor.resolve_conj();
+  if (tensor.is_neg()) tensor = tensor.resolve_neg();
+  auto entry = std::make_shared<Ticket::Entry>(core_);
+  entry->bytes = static_cast<int64_t>(tensor.nbytes());
+  entry->sizes = tensor.sizes().vec();
+  entry->strides = tensor.strides().vec();
+  entry->options = tensor.options();
+  entry->tensor = std::move(tensor);
+  std::lock_guard lock(core_->mutex);
+  if (entry->bytes == 0) {
+    entry->state = Ticket::Entry::State::kForwarded;  // nothing to store
+    return Ticket(std::move(entry));
+  }
+  core_->writes.push_back(entry);
+  core_->statistics.queued_bytes += entry->bytes;
+  core_->work.notify_one();
+  return Ticket(std::move(entry));
+}
+
+void OffloadFile::prefetch(const Ticket& ticket) {
+  using State = Ticket::Entry::State;
+  FLEET_ASSERT(ticket.entry_ != nullptr && ticket.entry_->core == core_,
+               "a ticket of this file is needed");
+  auto& entry = *ticket.entry_;
+  {
+    std::lock_guard lock(core_->mutex);
+    if (core_->forward(entry) || entry.state != State::kOnDisk) return;
+  }
+  torch::Tensor tensor;
+  try {
+    tensor = torch::empty_strided(entry.sizes, entry.strides, entry.options);
+  } catch (const c10::OutOfMemoryError&) {
+    return;
+  }
+  std::lock_guard lock(core_->mutex);
+  if (entry.state != State::kOnDisk) return;
+  entry.tensor = std::move(tensor);
+  entry.state = State::kToRead;
+  core_->reads.push_back(ticket.entry_);
+  core_->work.notify_one();
+}
+
+torch::Tensor OffloadFile::read(const Ticket& ticket) {
+  using State = Ticket::Entry::State;
+  FLEET_ASSERT(ticket.entry_ != nullptr && ticket.entry_->core == core_,
+               "a ticket of this file is needed");
+  auto& entry = *ticket.entry_;
+  std::unique_lock lock(core_->mutex);
+  if (core_->forward(entry)) return entry.tensor;
+  if (entry.state == State::kOnDisk) {
+    lock.unlock();
+    auto tensor = torch::empty_strided(entry.sizes, entry.strides, entry.options);
+    lock.lock();
+    if (entry.state == State::kOnDisk) {
+      entry.tensor = std::move(tensor);
+      entry.state = State::kToRead;
+      core_->reads.push_front(ticket.entry_);
+      core_->work.notify_one();
+    }
+  }
+  auto& reads = core_->reads;
+  if (const auto at = std::find(reads.begin(), reads.end(), ticket.entry_); at != reads.end())
+    std::rotate(reads.begin(), at, at + 1);  // before all that nobody waits for yet
+  const auto start = Clock::now();
+  core_->changed.wait(
+      lock, [&] { return entry.state != State::kToRead && entry.state != State::kReading; });
+  core_->statistics.stall_seconds += seconds_since(start);
+  if (entry.state == State::kFailed) std::rethrow_exception(entry.error);
+  entry.state = State::kOnDisk;
+  return std::exchange(entry.tensor, {});
+}
+
+void OffloadFile::drain(int64_t queued_bytes) {
+  std::unique_lock lock(core_->mutex);
+  const auto start = Clock::now();
+  core_->changed.wait(lock, [&] {
+    return core_->statistics.queued_bytes <= queued_bytes || core_->write_error != nullptr;
+  });
+  core_->statistics.stall_seconds += seconds_since(start);
+  if (const auto error = std::exchange(core_->write_error, nullptr)) std::rethrow_exception(error);
+}
+
+OffloadStatistics OffloadFile::statistics() const {
+  std::lock_guard lock(core_->mutex);
+  auto now = core_->statistics;
+  now.extent_bytes = core_->extents.used();
+  now.file_bytes = core_->extents.end();
+  return now;
+}
+
+int OffloadFile::descriptor() const { return core_->file; }
+
+}  // namespace fleet::memory

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include <torch/types.h>
+
+namespace fleet::memory {
+
+struct OffloadOptions {
+  std::string directory;                   // empty: $TMPDIR, else /tmp
+  int64_t buffer_bytes = 8 * 1024 * 1024;  // staging, for what does not begin at a page
+  int64_t max_file_bytes = std::numeric_limits<int64_t>::max();
+  bool page_cache = false;  // true: through the system's page cache, even where O_DIRECT works
+};
+
+struct OffloadStatistics {
+  int64_t bytes_written = 0;
+  int64_t bytes_read = 0;
+  double write_seconds = 0;  // of the I/O thread
+  double read_seconds = 0;
+  double stall_seconds = 0;  // that callers waited in `read` and `drain`
+  int64_t forwarded = 0;     // tensors handed back before they were on disk
+  int64_t queued_bytes = 0;  // still in memory, waiting to be written
+  int64_t extent_bytes = 0;  // of the file, in use
+  int64_t file_bytes = 0;    // the end of the last extent in use
+};
+
+/// Tensors on disk: written behind the caller's back, read ahead of need.
+///
+/// An unnamed file, opened so that it passes the system's page cache by (which would take the very
+/// memory that is to be saved), and one thread that writes and reads. Tensors that begin at a page,
+/// as the big ones of BudgetAllocator do, move without a copy. CPU tensors only; values, sizes,
+/// strides and type come back, autograd's part does not. Between `write` and the end of the
+/// ticket nobody may change the tensor in place.
+///
+///   OffloadFile file;
+///   auto ticket = file.write(std::move(activation));   // freed once it is on disk
+///   file.prefetch(ticket);                             // some time before it is needed
+///   auto back = file.read(ticket);                     // waits for what is missing
+class OffloadFile {
+ public:
+  /// One tensor in the file. Its end gives the room back, whatever is in flight. May outlive the
+  /// file, but then it cannot be read any more.
+  class Ticket {
+   public:
+    Ticket() = default;
+    ~Ticket();
+    Ticket(Ticket&&) noexcept;
+    Ticket& operator=(Ticket&&) noexcept;
+    explicit operator bool() const { return entry_ != nullptr; }
+
+   private:
+    friend class OffloadFile;
+    struct Entry;
+    explicit Ticket(std::shared_ptr<Entry> entry);
+    void drop() noexcept;
+    std::shared_ptr<Entry> entry_;
+  };
+
+  /// Throws when the directory cannot hold a file.
+  explicit OffloadFile(OffloadOptions options = {});
+  /// Drops what is queued and waits for the one block that is being moved.
+  ~OffloadFile();
+  OffloadFile(const OffloadFile&) = delete;
+  OffloadFile& operator=(const OffloadFile&) = delete;
+
+  /// Queues; returns at once.
+  Ticket write(torch::Tensor tensor);
+
+  /// Starts to read, into memory allocated here and now. Does nothing when memory is short: `read`
+  /// tries again. A tensor that is not on disk yet stays in memory instead.
+  void prefetch(const Ticket& ticket);
+
+  /// The tensor, as often as asked; one that was not on disk yet is handed back, and then stays in
+  /// memory until the end of its ticket. Throws what went wrong with it: Error for the disk,
+  /// c10::OutOfMemoryError for memory.
+  torch::Tensor read(const Ticket& ticket);
+
+  /// Waits until at most `queued_bytes` are left to be written; throws when a write failed since
+  /// the last call.
+  void drain(int64_t queued_bytes = 0);
+
+  OffloadStatistics statistics() const;
+
+  /// For tests: the open file.
+  int descriptor() const;
+
+ private:
+  struct Core;
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace fleet::memory

@@ -1,0 +1,394 @@
+#include "fleet/memory/offload_file.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/error.h"
+#include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/extent_list.h"
+
+#include "tests/support/error_of.h"
+
+namespace fleet::memory {
+namespace {
+
+using testing::error_of;
+
+constexpr int64_t kMiB = 1024 * 1024;
+
+torch::Tensor noise(int64_t bytes) {
+  return torch::randint(0, 256, {bytes}, torch::kInt).to(torch::kByte);
+}
+
+/// Equal bits: NaNs too.
+bool same(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.dtype() == b.dtype() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+/// In tests that must not meet the forward rule.
+OffloadFile::Ticket on_disk(OffloadFile& file, torch::Tensor tensor) {
+  auto ticket = file.write(std::move(tensor));
+  file.drain();
+  return ticket;
+}
+
+int open_files() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+int running_threads() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/task");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+TEST(ExtentListTest, MergesFreeNeighboursAndTakesTheSmallestGap) {
+  ExtentList list(100);
+  const auto a = *list.take(10), b = *list.take(20), c = *list.take(5), d = *list.take(30);
+  EXPECT_EQ(list.end(), 65);
+  list.give(a, 10);
+  list.give(c, 5);
+  EXPECT_EQ(list.take(5), c);
+  list.give(c, 5);
+  list.give(b, 20);  // a, b and c are one gap of 35 now
+  EXPECT_EQ(list.take(35), a);
+  EXPECT_EQ(list.take(36), std::nullopt);
+  EXPECT_EQ(list.take(35), 65);
+  list.give(d, 30);
+  list.give(65, 35);  // the end falls back over both
+  EXPECT_EQ(list.end(), 35);
+  list.give(a, 35);
+  EXPECT_EQ(list.end(), 0);
+  EXPECT_EQ(list.used(), 0);
+}
+
+TEST(OffloadFileTest, BringsBackValuesStridesAndTypes) {
+  OffloadFile file;
+  const auto base = torch::randn({6, 50, 40});
+  const std::vector<torch::Tensor> tensors = {
+      base,
+      base.permute({2, 0, 1}),
+      base.to(torch::kBFloat16),
+      base.to(torch::kDouble).requires_grad_(),
+      torch::randn({2, 8, 16, 16}).contiguous(torch::MemoryFormat::ChannelsLast),
+      torch::tensor(3),
+      base > 0,
+      torch::full({3}, std::nanf("7")),
+  };
+  for (const auto& tensor : tensors) {
+    const auto ticket = on_disk(file, tensor);
+    const auto back = file.read(ticket);
+    EXPECT_NE(back.data_ptr(), tensor.data_ptr());
+    EXPECT_TRUE(same(back, tensor.detach())) << tensor.options();
+    EXPECT_TRUE(same(file.read(ticket), back)) << "a second read";
+  }
+  const auto slice = base.slice(2, 1, 40, 3);  // with gaps: comes back without
+  EXPECT_TRUE(torch::equal(file.read(on_disk(file, slice)), slice));
+  EXPECT_EQ(file.read(file.write(torch::empty({0, 4}))).sizes(), torch::IntArrayRef({0, 4}));
+  EXPECT_NE(error_of([&] { file.write(torch::empty({2}, torch::kMeta)); }).find("on meta cannot"),
+            std::string::npos);
+}
+
+/// Random sizes and lifetimes; direct and by way of the page cache, tensors of both allocators.
+void live_randomly(const OffloadOptions& options, unsigned seed) {
+  torch::manual_seed(seed);
+  std::mt19937 random(seed);
+  OffloadFile file(options);
+  struct Stored {
+    OffloadFile::Ticket ticket;
+    torch::Tensor copy;
+  };
+  std::vector<Stored> stored;
+  for (int i = 0; i < 400; ++i) {
+    const auto pick = [&]() -> Stored& { return stored[random() % stored.size()]; };
+    const unsigned action = stored.empty() ? 0 : random() % 6;
+    if (action <= 1 && stored.size() < 40) {
+      const int64_t bytes = 1 + static_cast<int64_t>(random() % (random() % 3 ? 20'000 : 900'000));
+      auto tensor = noise(bytes);
+      auto copy = tensor.clone();
+      stored.push_back({file.write(std::move(tensor)), copy});
+    } else if (action == 2) {
+      file.prefetch(pick().ticket);
+    } else if (action == 3) {
+      auto& one = pick();
+      ASSERT_TRUE(same(file.read(one.ticket), one.copy));
+    } else if (action == 4) {
+      if (random() % 4 == 0) file.drain(static_cast<int64_t>(random() % kMiB));
+    } else {
+      std::swap(pick(), stored.back());
+      stored.pop_back();
+    }
+  }
+  for (const auto& one : stored) ASSERT_TRUE(same(file.read(one.ticket), one.copy));
+  stored.clear();
+  // The thread may hold one entry for a moment longer.
+  for (int i = 0; i < 500 && file.statistics().extent_bytes > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto statistics = file.statistics();
+  EXPECT_EQ(statistics.extent_bytes, 0);
+  EXPECT_EQ(statistics.file_bytes, 0);
+  EXPECT_EQ(statistics.queued_bytes, 0);
+  EXPECT_GT(statistics.bytes_written, kMiB);
+  EXPECT_GT(statistics.bytes_read, kMiB);
+}
+
+TEST(OffloadFileTest, RandomLifetimesComeBackBitEqual) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    live_randomly({.buffer_bytes = 64 * 1024}, seed);
+    live_randomly({.buffer_bytes = 64 * 1024, .page_cache = true}, seed);
+    BudgetAllocatorScope aligned(BudgetAllocator::cpu());
+    live_randomly({.buffer_bytes = 64 * 1024}, seed);
+  }
+}
+
+TEST(OffloadFileTest, ThreadsShareOneFile) {
+  OffloadFile file({.buffer_bytes = 256 * 1024});
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::deque<std::pair<OffloadFile::Ticket, torch::Tensor>> flight;
+      for (int i = 0; i < 60; ++i) {
+        auto tensor = torch::full({10'000 + 1000 * t + i}, static_cast<float>(t * 1000 + i));
+        auto copy = tensor.clone();
+        flight.emplace_back(file.write(std::move(tensor)), copy);
+        if (flight.size() < 12) continue;
+        if (i % 3 == 0) file.drain(100'000);
+        file.prefetch(flight[1].first);
+        if (!same(file.read(flight[0].first), flight[0].second)) ++wrong;
+        flight.pop_front();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(OffloadFileTest, ReadBeforeTheWriteIsOverHandsTheTensorBack) {
+  OffloadFile file({.buffer_bytes = 4096});
+  const auto large = torch::zeros({512 * kMiB}, torch::kByte);  // seconds, in such small blocks
+  const auto a = noise(kMiB), b = noise(kMiB), c = noise(kMiB);
+  auto in_work = file.write(large);
+  const auto first = file.write(a), second = file.write(b), third = file.write(c);
+  EXPECT_EQ(file.read(second).data_ptr(), b.data_ptr());
+  file.prefetch(third);
+  EXPECT_EQ(file.read(third).data_ptr(), c.data_ptr());
+  EXPECT_EQ(file.statistics().forwarded, 2);
+  EXPECT_EQ(file.statistics().queued_bytes, 513 * kMiB);
+  while (file.statistics().extent_bytes == 0) std::this_thread::yield();
+  EXPECT_EQ(file.read(in_work).data_ptr(), large.data_ptr());
+  EXPECT_EQ(file.statistics().forwarded, 3);
+  file.drain();
+  EXPECT_EQ(file.statistics().bytes_written, kMiB);
+  EXPECT_EQ(file.statistics().extent_bytes, kMiB);
+  EXPECT_TRUE(same(file.read(first), a));
+  EXPECT_EQ(file.read(second).data_ptr(), b.data_ptr()) << "a second read";
+}
+
+TEST(OffloadFileTest, TensorIsFreedOnceItIsOnDiskAndReadingCountsInTheBudget) {
+  auto& memory = BudgetAllocator::cpu();
+  BudgetAllocatorScope counting(memory);
+  auto& counter = memory.counter();
+  OffloadFile file;
+  const auto before = counter.live();
+  const auto ticket = on_disk(file, torch::ones({4 * kMiB}));
+  EXPECT_EQ(counter.live(), before);
+
+  counter.set_budget(before + kMiB);
+  file.prefetch(ticket);  // no room: no error either
+  EXPECT_THROW(file.read(ticket), c10::OutOfMemoryError);
+  EXPECT_EQ(counter.live(), before);
+  counter.set_budget(before + 16 * kMiB);
+  file.prefetch(ticket);
+  EXPECT_EQ(counter.live(), before + 16 * kMiB);
+  EXPECT_EQ(file.read(ticket).const_data_ptr<float>()[4 * kMiB - 1], 1.0f);
+  counter.set_budget({});
+  EXPECT_EQ(counter.live(), before);
+}
+
+TEST(OffloadFileTest, PrefetchHidesTheReadAndAStallIsCounted) {
+  OffloadFile file;
+  auto a = on_disk(file, noise(32 * kMiB)), b = on_disk(file, noise(32 * kMiB));
+  const auto start = file.statistics();
+  file.prefetch(a);
+  while (file.statistics().bytes_read == start.bytes_read)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  file.read(a);
+  const auto hidden = file.statistics().stall_seconds - start.stall_seconds;
+  const auto read_a = file.statistics().read_seconds;
+  file.read(b);
+  const auto stalled = file.statistics().stall_seconds - start.stall_seconds - hidden;
+  const auto read_b = file.statistics().read_seconds - read_a;
+  EXPECT_LT(hidden, 0.5 * read_b);
+  EXPECT_GT(read_b, 0.001);  // 32 GB/s
+  EXPECT_GE(stalled, 0.9 * read_b);
+}
+
+TEST(OffloadFileTest, ReadOvertakesWhatIsOnlyPrefetched) {
+  OffloadFile file({.buffer_bytes = 4096});
+  const auto large = on_disk(file, torch::zeros({8 * kMiB}, torch::kByte));
+  std::vector<OffloadFile::Ticket> tickets;
+  for (int i = 0; i < 8; ++i) tickets.push_back(on_disk(file, noise(kMiB)));
+  file.prefetch(large);  // keeps the thread busy meanwhile
+  for (const auto& ticket : tickets) file.prefetch(ticket);
+  file.read(tickets.back());
+  EXPECT_LE(file.statistics().bytes_read, 11 * kMiB);  // of 16
+  tickets.pop_back();
+  for (const auto& ticket : tickets) file.read(ticket);
+  file.read(large);
+  EXPECT_EQ(file.statistics().bytes_read, 16 * kMiB) << "nothing is read twice";
+}
+
+TEST(OffloadFileTest, RoomIsUsedAgainSoTheFileStaysBounded) {
+  OffloadFile file;
+  std::mt19937 random(3);
+  std::deque<OffloadFile::Ticket> tickets;
+  int64_t written = 0;
+  for (int i = 0; i < 200; ++i) {
+    const auto bytes = 100'000 + static_cast<int64_t>(random() % 400'000);
+    tickets.push_back(file.write(torch::zeros({bytes}, torch::kByte)));
+    file.drain();
+    written += bytes;
+    if (tickets.size() > 8) tickets.pop_front();
+  }
+  struct stat status {};
+  fstat(file.descriptor(), &status);
+  EXPECT_GT(written, 40 * kMiB);
+  EXPECT_LE(status.st_size, 9 * 512 * 1024 * 3 / 2);
+  EXPECT_GE(status.st_size, file.statistics().file_bytes);
+}
+
+TEST(OffloadFileTest, TicketsMayEndInFlight) {
+  OffloadFile file({.buffer_bytes = 4096});
+  const auto tensor = noise(4 * kMiB);
+  for (int i = 0; i < 20; ++i) {
+    { const auto dropped = file.write(tensor); }  // queued or being written
+    auto written = file.write(noise(100'000));
+    if (i % 4 == 0) {
+      file.drain();
+      file.prefetch(written);  // dropped while it is read
+    }
+  }
+  const auto kept = on_disk(file, tensor);
+  EXPECT_TRUE(same(file.read(kept), tensor));
+  EXPECT_EQ(file.statistics().extent_bytes, 4 * kMiB);
+}
+
+TEST(OffloadFileTest, FullFileIsAnErrorOfThatTensorOnly) {
+  OffloadFile file({.max_file_bytes = 10 * kMiB});
+  const auto small = noise(4 * kMiB);
+  auto first = on_disk(file, small);
+  const auto large = file.write(noise(7 * kMiB));
+  const auto text = error_of([&] { file.drain(); });
+  EXPECT_NE(text.find("[offload] a tensor of 7.00 MiB does not fit: 4.00 MiB of the file in"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(error_of([&] { file.read(large); }), text);
+  file.drain();  // told once
+  EXPECT_TRUE(same(file.read(first), small));
+  first = {};
+  const auto again = on_disk(file, noise(7 * kMiB));
+  EXPECT_EQ(file.statistics().extent_bytes, 7 * kMiB);
+}
+
+TEST(OffloadFileTest, FullDiskIsAnErrorAndTheThreadSurvives) {
+  OffloadFile file;
+  const auto small = noise(kMiB);
+  const auto first = on_disk(file, small);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit limit = before;
+  limit.rlim_cur = 3 * kMiB;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const auto large = file.write(noise(8 * kMiB));
+  const auto text = error_of([&] { file.drain(); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_NE(text.find("cannot write"), std::string::npos) << text;
+  EXPECT_NE(text.find("File too large"), std::string::npos) << text;
+  EXPECT_NE(text.find("fix: make room there"), std::string::npos) << text;
+  EXPECT_EQ(error_of([&] { file.read(large); }), text);
+  EXPECT_TRUE(same(file.read(first), small));
+  EXPECT_EQ(file.statistics().extent_bytes, kMiB);
+  const auto more = noise(8 * kMiB);
+  EXPECT_TRUE(same(file.read(on_disk(file, more)), more));
+}
+
+TEST(OffloadFileTest, CutFileIsAnErrorNotAHang) {
+  OffloadFile file;
+  const auto small = noise(kMiB);
+  const auto first = on_disk(file, small);
+  const auto second = on_disk(file, noise(3 * kMiB + 100));
+  ASSERT_EQ(ftruncate(file.descriptor(), 2 * kMiB), 0);
+  file.prefetch(second);
+  const auto text = error_of([&] { file.read(second); });
+  EXPECT_NE(text.find("cannot read"), std::string::npos) << text;
+  EXPECT_NE(text.find("the file ends before that"), std::string::npos) << text;
+  EXPECT_EQ(error_of([&] { file.read(second); }), text);
+  EXPECT_TRUE(same(file.read(first), small));
+}
+
+TEST(OffloadFileTest, MissingDirectoryIsAnError) {
+  const auto text = error_of([] { OffloadFile file({.directory = "/nowhere/at all"}); });
+  EXPECT_NE(text.find("cannot make a file in /nowhere/at all: No such file"), std::string::npos)
+      << text;
+}
+
+TEST(OffloadFileTest, LeavesNothingBehind) {
+  const auto directory = std::filesystem::path(::testing::TempDir()) /
+                         ("fleet_offload_test_" + std::to_string(getpid()));
+  std::filesystem::create_directory(directory);
+  { OffloadFile warm_up; }
+  const auto files = open_files(), threads = running_threads();
+  OffloadFile::Ticket survivor;
+  const auto charged = BudgetAllocator::cpu().counter().live();
+  const auto start = std::chrono::steady_clock::now();
+  {
+    OffloadFile file({.directory = directory.string(), .buffer_bytes = kMiB});
+    EXPECT_TRUE(std::filesystem::is_empty(directory)) << "the file has a name";
+    EXPECT_EQ(running_threads(), threads + 1);
+    EXPECT_EQ(BudgetAllocator::cpu().counter().live(), charged + kMiB);
+    const auto tensor = torch::zeros({64 * kMiB}, torch::kByte);
+    survivor = file.write(tensor);
+    std::vector<OffloadFile::Ticket> more;
+    for (int i = 0; i < 50; ++i) more.push_back(file.write(tensor));
+  }
+  // 3 GiB were queued: they are dropped, not written.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+  EXPECT_EQ(running_threads(), threads);
+  survivor = {};
+  EXPECT_EQ(open_files(), files);
+  EXPECT_EQ(BudgetAllocator::cpu().counter().live(), charged);
+  std::filesystem::remove(directory);
+}
+
+TEST(OffloadFileTest, ForkedChildCanEnd) {
+  auto* file = new OffloadFile;
+  auto ticket = file->write(noise(16 * kMiB));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(5);  // a hang ends in a signal
+    delete file;
+    { auto mine = std::move(ticket); }
+    _exit(7);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+  file->drain();
+  EXPECT_EQ(file->read(ticket).numel(), 16 * kMiB);
+  delete file;
+}
+
+}  // namespace
+}  // namespace fleet::memory
