@@ -55,6 +55,12 @@ AttentionMask AttentionMask::causal_of(int64_t length, torch::Device device) {
   return {.causal = true, .bias = as_bias(allowed)};
 }
 
+AttentionMask AttentionMask::causal_padding(const Tensor& keys) {
+  const auto mask = causal_of(keys.size(1), keys.device());
+  const auto padding = AttentionMask::padding(keys);
+  return {.keys = padding.keys, .causal = true, .bias = mask.bias.minimum(padding.bias)};
+}
+
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask,
                  const AttentionOptions& options, bool training) {
   const auto split = [&](const Tensor& x) {

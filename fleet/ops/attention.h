@@ -28,6 +28,7 @@ struct AttentionMask {
   static AttentionMask padding(const torch::Tensor& keys);
   /// For as many queries as keys.
   static AttentionMask causal_of(int64_t length, torch::Device device);
+  static AttentionMask causal_padding(const torch::Tensor& keys);
 };
 
 /// softmax(q k^T / sqrt(d)) v in each of the heads (Vaswani et al., arXiv 1706.03762).

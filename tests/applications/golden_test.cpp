@@ -21,7 +21,9 @@ struct Precision {
   double tolerance;  // relative
   double floor;      // of gradients, as a share of the largest
 };
-constexpr Precision kPrecisions[] = {{torch::kDouble, 1e-10, 1e-4}, {torch::kFloat, 1e-5, 0.1}};
+// Double shows that each gradient is right; float, that rounding stays small. Torchvision's own
+// gradients in float are off by up to 6e-6 of each tensor's, so there the largest is the measure.
+constexpr Precision kPrecisions[] = {{torch::kDouble, 1e-10, 1e-4}, {torch::kFloat, 1e-5, 1}};
 
 void record(const std::string& what, const Precision& precision, double error) {
   ::testing::Test::RecordProperty(

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "fleet/applications/synthetic.h"
+#include "fleet/optim/sgd.h"
+#include "fleet/train/distributed_optimizer.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -77,6 +79,26 @@ TEST(BertBatchTest, PartsMakeTheWhole) {
   // A part of a part still knows the whole.
   const auto part = batch.slice(1, 6);
   EXPECT_EQ(part.slice(2, 4).masked_per_sample, batch.slice(0, 1).masked_per_sample);
+}
+
+// The whole way: `minimize` cuts the batch, weighs the parts and adds them up.
+TEST(BertBatchTest, GradientMergeMakesTheSameUpdate) {
+  const auto trained = [](const DistributedStrategy& strategy) {
+    auto model = small_bert();
+    model->to(torch::kFloat);
+    auto optimizer = distributed_optimizer(optim::SGD(model, {.lr = 0.1}), strategy);
+    for (int64_t step = 0; step < 2; ++step) {
+      const auto report = optimizer.minimize(synthetic_batch(model.options(), 7, step, 40),
+                                             [&](const auto& part) { return model.loss(part); });
+      EXPECT_TRUE(report.updated);
+    }
+    return model.parameters();
+  };
+  const auto whole = trained({});
+  const auto merged = trained({.gradient_merge = true, .gradient_merge_configs = {.k_steps = 3}});
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(merged[i], whole[i], 1e-5, 1e-6)) << "parameter " << i;
+  }
 }
 
 TEST(BertBatchTest, APartWithoutMaskedTokensCountsToo) {
