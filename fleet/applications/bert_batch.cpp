@@ -1,5 +1,7 @@
 #include "fleet/applications/bert_batch.h"
 
+#include <algorithm>
+
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 
@@ -23,8 +25,9 @@ BertBatch BertBatch::slice(int64_t begin, int64_t end) const {
     part.masked_per_sample = static_cast<double>(masked) / static_cast<double>(size());
   }
   if (masked_positions.is_meta()) {
-    const int64_t first = masked * begin / size();
-    const int64_t count = masked * end / size() - first;
+    const int64_t samples = std::max<int64_t>(1, size());
+    const int64_t first = masked * begin / samples;
+    const int64_t count = masked * end / samples - first;
     part.masked_positions = masked_positions.narrow(0, first, count);
     part.masked_labels = masked_labels.narrow(0, first, count);
     return part;
