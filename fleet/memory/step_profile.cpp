@@ -75,6 +75,15 @@ int64_t Profiler::held_bytes() {
   return bytes;
 }
 
+// Of dropouts whose masks were given up and are not yet done with.
+int64_t Profiler::mask_bits_until(int op) const {
+  int64_t bytes = 0;
+  for (const auto& block : profile_.blocks) {
+    if (block.is_mask && block.made <= op) bytes += StepProfile::bits_of(block);
+  }
+  return bytes;
+}
+
 void Profiler::close_node() {
   const auto peak = counter_.take_window_peak();
   profile_.measured_peak = std::max(profile_.measured_peak, peak);
@@ -89,14 +98,17 @@ void Profiler::close_node() {
   rebuild_seconds_of_node_ = 0;
 }
 
-void Profiler::unpacked(int op) {
+void Profiler::unpacked(int op, int64_t handed_out) {
   if (op < 0) return;
   close_node();
+  if (node_ != op) node_handed_out_ = 0;
+  node_handed_out_ += handed_out;
   node_ = op;
   auto& entry = profile_.ops[static_cast<size_t>(op)];
   node_live_ = counter_.live();
   entry.has_backward = true;
-  entry.gradient_bytes = std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes());
+  entry.gradient_bytes = std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() -
+                                                            node_handed_out_ - mask_bits_until(op));
 }
 
 void Profiler::replayed(int op, double seconds) {

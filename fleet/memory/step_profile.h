@@ -19,9 +19,10 @@ struct StepProfile {
   /// A piece of memory that the forward made.
   struct Block {
     int64_t bytes = 0;
-    int made = 0;          // op
-    int dead = kNever;     // before this op the user's program had let go of it
-    bool is_mask = false;  // of a dropout: kept as bits when it is given up
+    int made = 0;                   // op
+    int dead = kNever;              // before this op the user's program had let go of it
+    bool is_mask = false;           // of a dropout: kept as bits when it is given up
+    std::vector<int> writers = {};  // ops that changed it in place
   };
 
   struct Op {
@@ -42,6 +43,9 @@ struct StepProfile {
     int64_t backward_transient = 0;  // above that, until the next such node
     double backward_seconds = 0;     // without replays
   };
+
+  /// What a mask takes once it is given up.
+  static int64_t bits_of(const Block& mask) { return mask.bytes / 32; }
 
   std::vector<Block> blocks;
   std::vector<Op> ops;
@@ -69,7 +73,8 @@ class Profiler final : public ReplayListener {
   void forward_ended();
 
   // From what the tape left behind.
-  void unpacked(int op);
+  // `handed_out`: bytes that only the backward node holds now.
+  void unpacked(int op, int64_t handed_out);
   void replayed(int op, double seconds) override;
   void rebuilt(double seconds) override;
 
@@ -79,6 +84,7 @@ class Profiler final : public ReplayListener {
  private:
   using Clock = std::chrono::steady_clock;
   int64_t held_bytes();
+  int64_t mask_bits_until(int op) const;
   void close_node();
 
   MemoryCounter& counter_;
@@ -88,6 +94,7 @@ class Profiler final : public ReplayListener {
   double rebuild_seconds_of_node_ = 0;
   int64_t op_live_ = 0, node_live_ = 0;
   int node_ = -1;  // the op whose backward runs
+  int64_t node_handed_out_ = 0;
 };
 
 }  // namespace fleet::memory

@@ -101,7 +101,8 @@ class Tape::Saved final : public compat::SavedTensor {
       ReplayListener* before;
     } const listening(slot_->profiler.get());
     auto tensor = slot_->kept ? slot_->kept->read() : slot_->tensor;
-    slot_->profiler->unpacked(slot_->op_index);
+    const bool is_handed_out = slot_->kept && !slot_->kept->is_here();
+    slot_->profiler->unpacked(slot_->op_index, is_handed_out ? slot_->kept->bytes() : 0);
     return tensor;
   }
 
@@ -291,6 +292,10 @@ void Tape::keep_inputs(OpRecord& record) {
     if (is_inside(input.value)) continue;
     input.kept = kept(input.value, argument.tensor, record.index, Use::kSource);
     input.kept->become_source();
+    if (profiler_ && home_of(input.value)) {
+      const int memory = ledger_->values[static_cast<size_t>(input.value)].memory;
+      profiler_->kept(block_of(memory), input.kept);
+    }
   }
 }
 
@@ -515,7 +520,9 @@ void Tape::profile_after(const OpRecord& record) {
     for (const int writer : ledger_->writers[static_cast<size_t>(value.memory)]) {
       if (writer < record.index) add(op.needs, writer);
     }
-    add(op.reads, block_of(value.memory));
+    const int block = block_of(value.memory);
+    add(op.reads, block);
+    if (input.written) add(profiler_->block(block).writers, record.index);
   }
   for (const auto& output : record.outputs) {
     if (output.value < 0) continue;
