@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,7 @@ struct Plan {
 /// holds the least memory, and `has_diverged` says so.
 class PlannedPolicy final : public TapePolicy {
  public:
-  explicit PlannedPolicy(const Plan& plan) : plan_(plan) {}
+  explicit PlannedPolicy(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
 
   bool cut_before_op(const Tape& tape, const OpTraits& op) override;
   Treatment treatment(int segment) override;
@@ -43,7 +44,7 @@ class PlannedPolicy final : public TapePolicy {
   bool has_diverged() const { return has_diverged_; }
 
  private:
-  const Plan& plan_;
+  std::shared_ptr<const Plan> plan_;
   AutomaticCuts automatic_{1 << 20, 2};
   size_t segment_ = 0;
   bool has_diverged_ = false;

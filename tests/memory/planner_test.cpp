@@ -157,7 +157,7 @@ TEST_F(StockEncoder, PlansHoldTheirBudgetAndAreRightAboutTheirPeak) {
                                                                          least.predicted_peak));
     const auto plan = make_plan(profile, {.budget = budget});
     ASSERT_TRUE(plan) << budget;
-    PlannedPolicy policy(*plan);
+    PlannedPolicy policy(std::make_shared<const Plan>(*plan));
     const auto planned = step(&policy);
     SCOPED_TRACE(format("budget {} predicted {} measured {}: {}", budget, plan->predicted_peak,
                         planned.peak + profile.base, plan->describe()));
