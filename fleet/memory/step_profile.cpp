@@ -98,9 +98,12 @@ void Profiler::close_node() {
   rebuild_seconds_of_node_ = 0;
 }
 
+// What a replay takes from here on is not the node's.
+void Profiler::unpacking() { close_node(); }
+
 void Profiler::unpacked(int op, int64_t handed_out) {
+  profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
   if (op < 0) return;
-  close_node();
   if (node_ != op) node_handed_out_ = 0;
   node_handed_out_ += handed_out;
   node_ = op;

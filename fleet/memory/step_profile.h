@@ -73,6 +73,7 @@ class Profiler final : public ReplayListener {
   void forward_ended();
 
   // From what the tape left behind.
+  void unpacking();
   // `handed_out`: bytes that only the backward node holds now.
   void unpacked(int op, int64_t handed_out);
   void replayed(int op, double seconds) override;

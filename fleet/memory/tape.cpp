@@ -62,6 +62,11 @@ struct Tape::Slot {
   uint32_t version = 0;
   int save = -1;  // of the op that ran
   const std::string* op = nullptr;
+  struct View {
+    std::vector<int64_t> sizes, strides;
+    int64_t offset = 0;
+  };
+  std::unique_ptr<View> view;  // what was saved of `kept`; null: all of it
   std::shared_ptr<KeptValue> kept;
   std::shared_ptr<Region> region;  // keeps what rebuilds `kept` alive
   int op_index = -1;
@@ -90,17 +95,26 @@ class Tape::Saved final : public compat::SavedTensor {
           "use the op that returns a new tensor instead, or clone() before it");
     }
     if (slot.profiler) return unpack_measured();
-    return slot.kept ? slot.kept->read() : slot.tensor;
+    return read();
   }
 
  private:
+  torch::Tensor read() const {
+    if (!slot_->kept) return slot_->tensor;
+    auto tensor = slot_->kept->read();
+    if (!slot_->view) return tensor;
+    const torch::NoGradGuard no_grad;
+    return tensor.as_strided(slot_->view->sizes, slot_->view->strides, slot_->view->offset);
+  }
+
   torch::Tensor unpack_measured() const {
     struct Listening {
       explicit Listening(ReplayListener* listener) : before(ReplayListener::exchange(listener)) {}
       ~Listening() { ReplayListener::exchange(before); }
       ReplayListener* before;
     } const listening(slot_->profiler.get());
-    auto tensor = slot_->kept ? slot_->kept->read() : slot_->tensor;
+    slot_->profiler->unpacking();
+    auto tensor = read();
     const bool is_handed_out = slot_->kept && !slot_->kept->is_here();
     slot_->profiler->unpacked(slot_->op_index, is_handed_out ? slot_->kept->bytes() : 0);
     return tensor;
@@ -418,6 +432,21 @@ int Tape::value_saved(const Slot& slot, int memory, const OpRecord* record) cons
   return -1;
 }
 
+// Autograd often saves a view of what the user passed (a linear flattens its input): the user's own
+// tensor is kept then, since replays can start from it.
+std::shared_ptr<KeptValue> Tape::kept_for(Slot& slot, int value) {
+  const auto& seen = values_[static_cast<size_t>(value)];
+  if (seen.tensor._unsafe_get_target() == slot.address) {
+    return kept(value, slot.tensor, next_op_, Use::kSave);
+  }
+  const torch::Tensor itself(seen.tensor.lock());
+  if (!itself.defined()) return kept(value, slot.tensor, next_op_, Use::kSaveOfView);
+  slot.view = std::make_unique<Slot::View>(Slot::View{.sizes = slot.tensor.sizes().vec(),
+                                                      .strides = slot.tensor.strides().vec(),
+                                                      .offset = slot.tensor.storage_offset()});
+  return kept(value, itself, next_op_, Use::kSave);
+}
+
 // Finds out what a saved tensor is, once the op that saved it is over.
 void Tape::settle(Slot& slot, OpRecord* record) {
   slot.region = region();
@@ -428,9 +457,7 @@ void Tape::settle(Slot& slot, OpRecord* record) {
   if (place != memory_by_storage_.end()) {
     const int value = value_saved(slot, place->second, record);
     if (value < 0 || !home_of(value)) return;  // from outside: as autograd would
-    const auto* itself = values_[static_cast<size_t>(value)].tensor._unsafe_get_target();
-    slot.kept =
-        kept(value, slot.tensor, next_op_, itself == slot.address ? Use::kSave : Use::kSaveOfView);
+    slot.kept = kept_for(slot, value);
   } else if (record && record->can_replay) {
     slot.kept = std::make_shared<KeptValue>(
         slot.tensor, KeptValue::Origin{.op = record->index, .save = slot.save});

@@ -102,6 +102,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   void read_results(OpRecord& record, const torch::jit::Stack& stack);
   void make_way(const OpRecord& record) const;
   void keep_inputs(OpRecord& record);
+  std::shared_ptr<KeptValue> kept_for(Slot& slot, int value);
   void settle(Slot& slot, OpRecord* record);
   int value_saved(const Slot& slot, int memory, const OpRecord* record) const;
   void treat(Slot& slot, OpRecord* record);

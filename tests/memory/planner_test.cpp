@@ -1,13 +1,17 @@
 #include "fleet/memory/planner.h"
 
 #include <functional>
+#include <map>
 #include <random>
+#include <set>
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformercoder.h>
 #include <torch/nn/modules/transformerlayer.h>
 #include <torch/torch.h>
 
+#include "fleet/applications/bert.h"
+#include "fleet/applications/synthetic.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/budget_allocator.h"
 #include "fleet/memory/chain_search.h"
@@ -170,6 +174,66 @@ TEST_F(StockEncoder, PlansHoldTheirBudgetAndAreRightAboutTheirPeak) {
                 static_cast<double>(planned.peak + profile.base),
                 0.03 * static_cast<double>(planned.peak + profile.base));
   }
+}
+
+// What one kind of op made is rebuilt value by value, in one kept segment and in segments of which
+// every second is dropped.
+TEST(PlanSimulation, KnowsWhatEveryKindOfOpBringsWhenItsValuesAreRebuilt) {
+  at::set_num_threads(1);
+  const BudgetAllocatorScope on(BudgetAllocator::cpu());
+  applications::BertOptions options;
+  options.vocab = 1000;
+  options.hidden = 128;
+  options.heads = 4;
+  options.intermediate = 512;
+  options.layers = 6;
+  applications::Bert model(options);
+  const auto batch = applications::synthetic_batch(options, 4, 1, 256);
+  for (const auto& parameter : model->parameters()) {
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+  }
+  auto& counter = BudgetAllocator::cpu().counter();
+  const auto peak_of = [&](TapePolicy& policy,
+                           const std::shared_ptr<Profiler>& profiler = nullptr) {
+    counter.reset_peaks();
+    torch::Tensor loss;
+    {
+      TapeScope scope(policy, profiler);
+      loss = model.loss(batch);
+    }
+    loss.backward();
+    return counter.peak();
+  };
+  AutomaticCuts lean(1 << 18, 2);
+  peak_of(lean);
+  const auto profiler = std::make_shared<Profiler>(counter);
+  peak_of(lean, profiler);
+  const auto profile = profiler->finish();
+  const PlanSimulation simulation(profile);
+  std::map<std::string, std::vector<size_t>> kinds;
+  for (size_t k = 0; k < profile.ops.size(); ++k) kinds[profile.ops[k].name].push_back(k);
+  std::set<int64_t> peaks;
+  for (const bool drop : {false, true}) {
+    for (const auto& [name, ops] : kinds) {
+      auto plan = keep_everything(profile);
+      if (drop) {
+        plan.segments.clear();
+        for (const int cut : find_cuts(profile, 12)) {
+          plan.segments.push_back({.first_op = cut, .is_dropped = plan.segments.size() % 2 == 0});
+        }
+      }
+      for (const auto k : ops) plan.rebuilt[k] = 1;
+      const auto predicted = simulation.predict(plan).peak;
+      PlannedPolicy policy(std::make_shared<const Plan>(plan));
+      const auto measured = peak_of(policy);
+      EXPECT_LE(std::abs(static_cast<double>(predicted - measured)),
+                0.04 * static_cast<double>(measured))
+          << name << (drop ? ", dropped" : "") << ": predicted " << predicted << ", measured "
+          << measured;
+      peaks.insert(measured);
+    }
+  }
+  EXPECT_GE(peaks.size(), 8U);  // kinds make a difference
 }
 
 }  // namespace
