@@ -13,6 +13,12 @@ void accumulate(std::vector<int64_t>& changes) {
 
 }  // namespace
 
+struct PlanSimulation::Alone {
+  int op;          // that saved it, and whose backward asks for it
+  int64_t bytes;   // of what is rebuilt
+  int64_t height;  // while that is done
+};
+
 // What becomes of the blocks that ops of a stretch save, and what that takes.
 struct PlanSimulation::Fates {
   explicit Fates(size_t blocks)
@@ -29,16 +35,26 @@ struct PlanSimulation::Fates {
   std::vector<int> released;    // by block: held until the backward of this op is over
   std::vector<int> first_save;  // the first op of the stretch that saved it
   std::vector<int> touched;
-  struct Alone {
-    int op;         // that saved it
-    int block;      // rebuilt when that op's backward asks
-    int64_t bytes;  // at the height of it
-  };
   std::vector<Alone> alone;
   std::vector<char> replayed;  // by op - begin
   double seconds = 0;
   int64_t mask_bytes = 0;
 };
+
+// Op by op: what is rebuilt for its backward one by one, and the most it takes until it is there.
+template <typename F>
+void PlanSimulation::add_alone(const std::vector<Alone>& alone, int begin, F&& add) {
+  for (size_t i = 0; i < alone.size();) {
+    int64_t bytes = 0, height = 0;
+    size_t end = i;
+    for (; end < alone.size() && alone[end].op == alone[i].op; ++end) {
+      height = std::max(height, bytes + alone[end].height);
+      bytes += alone[end].bytes;
+    }
+    add(static_cast<size_t>(alone[i].op - begin), bytes, height);
+    i = end;
+  }
+}
 
 PlanSimulation::PlanSimulation(const StepProfile& profile) : profile_(profile) {
   const auto ops = profile.ops.size();
@@ -110,7 +126,7 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
         continue;
       }
       if (fate == Fate::kAlone) {
-        fates.alone.push_back({.op = k, .block = b, .bytes = block.bytes});
+        fates.alone.push_back({.op = k, .bytes = block.bytes, .height = block.bytes});
         continue;
       }
       if (fate == Fate::kRegion) continue;
@@ -131,7 +147,9 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
             if (profile_.blocks[static_cast<size_t>(r)].made < begin) fates.hold(r, k);
           }
         }
-        fates.alone.push_back({.op = k, .block = b, .bytes = std::max(height, block.bytes)});
+        // Bits become a mask without the rest of the op.
+        height = block.is_mask ? block.bytes : std::max(height, block.bytes);
+        fates.alone.push_back({.op = k, .bytes = block.bytes, .height = height});
         if (block.is_mask) fates.mask_bytes += StepProfile::bits_of(block);
       } else if (is_dropped && op.can_replay) {
         fate = Fate::kRegion;
@@ -233,12 +251,11 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
                                     std::max<int64_t>(op.transient - op.made_bytes, 0));
     }
   }
-  for (const auto& alone : fates.alone) {
-    const auto i = static_cast<size_t>(alone.op - begin);
-    const auto& op = profile_.ops[static_cast<size_t>(alone.op)];
-    height =
-        std::max(height, backward[i] + op.gradient_bytes + op.backward_transient + alone.bytes);
-  }
+  add_alone(fates.alone, begin, [&](size_t i, int64_t rebuilt_bytes, int64_t replay_bytes) {
+    const auto& op = profile_.ops[i + static_cast<size_t>(begin)];
+    height = std::max(height, backward[i] + op.gradient_bytes +
+                                  std::max(rebuilt_bytes + op.backward_transient, replay_bytes));
+  });
   result.need = height;
   return result;
 }
@@ -341,13 +358,12 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     backward[k] = height;
   }
   for (const auto& region : regions) {
-    for (const auto& alone : region.fates.alone) {
-      const auto k = static_cast<size_t>(alone.op);
+    add_alone(region.fates.alone, 0, [&](size_t k, int64_t rebuilt_bytes, int64_t replay_bytes) {
       const auto& op = profile_.ops[k];
       backward[k] =
           std::max(backward[k], profile_.base + change_backward[k] + extra[k] + op.gradient_bytes +
-                                    op.backward_transient + alone.bytes);
-    }
+                                    std::max(rebuilt_bytes + op.backward_transient, replay_bytes));
+    });
   }
   result.backward.assign(backward.rbegin() + 1, backward.rend());
   for (const auto height : result.forward) result.peak = std::max(result.peak, height);

@@ -38,6 +38,9 @@ class PlanSimulation {
  private:
   enum class Fate : char { kNone, kHeld, kRegion, kAlone };
   struct Fates;  // of the blocks of a stretch
+  struct Alone;  // a value that is rebuilt by itself
+  template <typename F>
+  static void add_alone(const std::vector<Alone>& alone, int begin, F&& add);
   void follow(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt,
               Fates& fates) const;
   bool collect(int block, int before, int begin, const std::vector<char>& rebuilt,
