@@ -10,6 +10,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/torch_compat.h"
+#include "fleet/memory/away_memory.h"
 #include "fleet/memory/kept_value.h"
 #include "fleet/memory/op_record.h"
 #include "fleet/memory/region.h"
@@ -37,6 +38,8 @@ class TapePolicy {
   /// In a segment that is kept: whether the values that this op made are rebuilt one by one, each
   /// when it is asked for.
   virtual bool rebuilds_results_of(const OpRecord& /*op*/) { return false; }
+  /// `fleet::checkpoint(x, name)` was called; asked before `cut_at`.
+  virtual void meets(std::string_view /*name*/, const torch::Tensor& /*x*/) {}
 };
 
 /// What one forward saved, and what became of it.
@@ -56,7 +59,8 @@ struct TapeReport {
 /// forward; what it leaves behind is owned by what autograd saved.
 class Tape final : public compat::OpObserver, public compat::SaveObserver {
  public:
-  explicit Tape(TapePolicy& policy);
+  /// With `offload`, what crossed a cut leaves for it; null: it stays.
+  explicit Tape(TapePolicy& policy, const Offload* offload = nullptr);
   ~Tape() override;
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
@@ -68,7 +72,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   std::unique_ptr<compat::SavedTensor> save(const torch::Tensor& tensor) override;
 
   /// The value named by `fleet::checkpoint` is there.
-  void checkpoint(std::string_view name);
+  void checkpoint(std::string_view name, const torch::Tensor& x);
   /// A stretch to be recomputed whatever the policy says. They nest, and no segment ends inside.
   void open_region();
   void close_region(TapePolicy::Treatment treatment);
@@ -109,6 +113,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   bool collect_op(int op, std::map<int, std::shared_ptr<OpRecord>>& ops,
                   std::vector<std::shared_ptr<KeptValue>>& sources);
   void cut();
+  void list_for_offload();
+  void send_out();
   void open(TapePolicy::Treatment treatment);
   void close();
   const std::shared_ptr<Region>& region() const { return open_.back().region; }
@@ -123,6 +129,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   };
 
   TapePolicy& policy_;
+  const Offload* offload_;
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<Region> root_;
   std::vector<Open> open_;
@@ -136,6 +143,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   size_t segment_first_value_ = 0;
   std::vector<Seen> values_;
   std::vector<Memory> memories_;
+  std::map<int, std::vector<int>> may_leave_;  // by memory: the values in it
+  std::shared_ptr<Region> closed_;             // a segment, since which nothing was sent out
   std::unordered_map<const c10::TensorImpl*, int> value_by_tensor_;
   std::unordered_map<const c10::StorageImpl*, int> memory_by_storage_;
   std::shared_ptr<OpRecord> running_;
@@ -147,7 +156,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
 /// Records this thread's ops while it lives.
 class TapeScope {
  public:
-  explicit TapeScope(TapePolicy& policy) : tape_(policy), observers_(&tape_, &tape_) {}
+  explicit TapeScope(TapePolicy& policy, const Offload* offload = nullptr)
+      : tape_(policy, offload), observers_(&tape_, &tape_) {}
   Tape& tape() { return tape_; }
 
  private:
