@@ -26,6 +26,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/fleet DESTINATION ${CMAKE_INSTALL_INCLUD
   PATTERN gloo_declarations EXCLUDE
   PATTERN backend.h EXCLUDE
   PATTERN block_cache.h EXCLUDE
+  PATTERN direct_file.h EXCLUDE
   PATTERN extent_list.h EXCLUDE
   PATTERN nccl_plugin.h EXCLUDE
   PATTERN peer_watch.h EXCLUDE)

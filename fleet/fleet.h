@@ -2,6 +2,11 @@
 
 // Everything that a training program uses.
 
+#include "fleet/applications/bert.h"
+#include "fleet/applications/resnet.h"
+#include "fleet/applications/synthetic.h"
+#include "fleet/applications/transformer.h"
+#include "fleet/applications/vgg.h"
 #include "fleet/comm/communicator.h"
 #include "fleet/comm/role_maker.h"
 #include "fleet/comm/world.h"

@@ -1,37 +1,49 @@
 #include "fleet/applications/resnet.h"
 
-#include <torch/nn/init.h>
+#include <cmath>
+
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/max_pool2d.h>
+
+#include "fleet/applications/name_group.h"
+#include "fleet/core/format.h"
+#include "fleet/memory/checkpoint.h"
 
 namespace fleet::applications {
 namespace {
 
-using torch::nn::BatchNorm2d;
-using torch::nn::Conv2d;
-using torch::nn::Conv2dOptions;
+using ops::BatchNorm2d;
+using ops::Conv2d;
 
-Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
-  Conv2d layer(Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
-  torch::nn::init::kaiming_normal_(layer->weight, 0, torch::kFanOut, torch::kReLU);
-  return layer;
+Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride, const ResnetOptions& options) {
+  return Conv2d(in, out,
+                ops::Conv2dOptions{.kernel = kernel,
+                                   .stride = stride,
+                                   .channels_last = options.channels_last,
+                                   .device = options.device});
 }
 
+}  // namespace
+
 /// One residual block; `forward` is relu(f(x) + shortcut(x)).
-class BlockImpl : public torch::nn::Module {
+class ResnetBlockImpl : public torch::nn::Module {
  public:
-  BlockImpl(int64_t in, int64_t width, int64_t stride, const ResnetOptions& options) {
+  ResnetBlockImpl(int64_t in, int64_t width, int64_t stride, const ResnetOptions& options) {
     const int64_t out = options.bottleneck ? 4 * width : width;
     if (options.bottleneck) {
-      add(1, conv(in, width, 1, 1));
-      add(2, conv(width, width, 3, stride));
-      add(3, conv(width, out, 1, 1));
+      add(conv(in, width, 1, 1, options), width, options);
+      add(conv(width, width, 3, stride, options), width, options);
+      add(conv(width, out, 1, 1, options), out, options);
     } else {
-      add(1, conv(in, width, 3, stride));
-      add(2, conv(width, width, 3, 1));
+      add(conv(in, width, 3, stride, options), width, options);
+      add(conv(width, width, 3, 1, options), width, options);
     }
-    if (options.zero_init_last_norm) torch::nn::init::zeros_(norms_.back()->weight);
+    if (options.zero_init_last_norm) norms_.back()->weight.data().zero_();
     if (stride != 1 || in != out) {
-      downsample_ = register_module(
-          "downsample", torch::nn::Sequential(conv(in, out, 1, stride), BatchNorm2d(out)));
+      auto& downsample = name_group(*this, "downsample");
+      shortcut_conv_ = downsample.register_module("0", conv(in, out, 1, stride, options));
+      shortcut_norm_ = downsample.register_module("1", BatchNorm2d(out, options.device));
     }
   }
 
@@ -41,46 +53,78 @@ class BlockImpl : public torch::nn::Module {
       y = norms_[i](convs_[i](y));
       if (i + 1 < convs_.size()) y.relu_();
     }
-    y += downsample_ ? downsample_->forward(x) : x;
+    y += shortcut_conv_ ? shortcut_norm_(shortcut_conv_(x)) : x;
     return y.relu_();
   }
 
  private:
-  void add(int number, Conv2d layer) {
-    const auto channels = layer->options.out_channels();
-    convs_.push_back(register_module("conv" + std::to_string(number), std::move(layer)));
-    norms_.push_back(register_module("bn" + std::to_string(number), BatchNorm2d(channels)));
+  void add(Conv2d layer, int64_t channels, const ResnetOptions& options) {
+    const auto number = convs_.size() + 1;
+    convs_.push_back(register_module(format("conv{}", number), std::move(layer)));
+    norms_.push_back(
+        register_module(format("bn{}", number), BatchNorm2d(channels, options.device)));
   }
 
   std::vector<Conv2d> convs_;
   std::vector<BatchNorm2d> norms_;
-  torch::nn::Sequential downsample_{nullptr};
+  Conv2d shortcut_conv_{nullptr};
+  BatchNorm2d shortcut_norm_{nullptr};
 };
-TORCH_MODULE(Block);
 
-}  // namespace
-
-ResnetImpl::ResnetImpl(const ResnetOptions& options) {
-  conv1_ = register_module("conv1", conv(3, 64, 7, 2));
-  bn1_ = register_module("bn1", BatchNorm2d(64));
-  int64_t in = 64;
-  for (size_t stage = 0; stage < layers_.size(); ++stage) {
-    const int64_t width = int64_t{64} << stage;
-    torch::nn::Sequential blocks;
-    for (int block = 0; block < options.blocks[stage]; ++block) {
-      const int64_t stride = stage > 0 && block == 0 ? 2 : 1;
-      blocks->push_back(Block(in, width, stride, options));
+ResnetImpl::ResnetImpl(const ResnetOptions& options) : options_(options) {
+  int64_t in = options.width;
+  conv1_ = register_module("conv1", conv(3, in, 7, 2, options));
+  bn1_ = register_module("bn1", BatchNorm2d(in, options.device));
+  for (size_t stage = 0; stage < options.blocks.size(); ++stage) {
+    const auto stage_name = format("layer{}", stage + 1);
+    auto& layer = name_group(*this, stage_name);
+    const int64_t width = options.width << stage;
+    for (int i = 0; i < options.blocks[stage]; ++i) {
+      const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
+      auto block = std::make_shared<ResnetBlockImpl>(in, width, stride, options);
+      blocks_.push_back({format("{}.{}", stage_name, i),
+                         layer.register_module(std::to_string(i), std::move(block))});
       in = options.bottleneck ? 4 * width : width;
     }
-    layers_[stage] = register_module("layer" + std::to_string(stage + 1), blocks);
   }
-  fc_ = register_module("fc", torch::nn::Linear(in, options.classes));
+  fc_ = register_module("fc", ops::Linear(in, options.classes,
+                                          ops::LinearOptions{.std = 0, .device = options.device}));
+  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  fc_->weight.data().uniform_(-bound, bound);
+  fc_->bias.data().uniform_(-bound, bound);
 }
 
 torch::Tensor ResnetImpl::forward(torch::Tensor x) {
+  if (options_.channels_last) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
   x = torch::max_pool2d(bn1_(conv1_(x)).relu_(), 3, 2, 1);
-  for (auto& layer : layers_) x = layer->forward(x);
+  for (auto& [name, block] : blocks_) x = checkpoint(block->forward(x), name);
   return fc_(torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
+}
+
+torch::Tensor ResnetImpl::loss(const Batch& batch) {
+  return torch::cross_entropy_loss(forward(batch.data), batch.target, {}, at::Reduction::Mean, -100,
+                                   options_.label_smoothing);
+}
+
+ImageMetrics ResnetImpl::metrics(const Batch& batch) {
+  return image_metrics(forward(batch.data), batch.target, options_.label_smoothing);
+}
+
+std::vector<std::string> ResnetImpl::checkpoints() const {
+  std::vector<std::string> names;
+  for (const auto& item : blocks_) names.push_back(item.name);
+  return names;
+}
+
+Resnet Resnet18(torch::Device device) {
+  return Resnet(ResnetOptions{.blocks = {2, 2, 2, 2}, .bottleneck = false, .device = device});
+}
+Resnet Resnet50(torch::Device device) { return Resnet(ResnetOptions{.device = device}); }
+Resnet Resnet101(torch::Device device) {
+  return Resnet(ResnetOptions{.blocks = {3, 4, 23, 3}, .device = device});
+}
+Resnet Resnet152(torch::Device device) {
+  return Resnet(ResnetOptions{.blocks = {3, 8, 36, 3}, .device = device});
 }
 
 }  // namespace fleet::applications

@@ -22,6 +22,7 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
     int value = -1;
     uint32_t version = 0;  // writes to its memory before
     int time = 0;          // before the op of this index runs
+    bool is_view = false;  // of the value's memory, with another shape than the value
     int op = -1;
     int save = -1;
   };
@@ -30,6 +31,7 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   ~KeptValue();
 
   const Origin& origin() const { return origin_; }
+  void is_no_view() { origin_.is_view = false; }
   bool is_here() const { return tensor_.defined(); }
   /// Here, and nobody wrote to it since.
   bool is_intact() const;

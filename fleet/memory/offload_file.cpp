@@ -1,49 +1,32 @@
 #include "fleet/memory/offload_file.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/core/log.h"
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/direct_file.h"
 #include "fleet/memory/extent_list.h"
 
 namespace fleet::memory {
 namespace {
-
-constexpr int64_t kBlock = 4096;  // O_DIRECT moves whole ones, from memory aligned to it
-
-constexpr const char* kStaging = "offload staging";  // its name in the memory budget
-
-int64_t whole_blocks(int64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
-
-bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kBlock == 0; }
 
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-std::string reason(int error) { return std::generic_category().message(error); }
 
 }  // namespace
 
@@ -78,29 +61,20 @@ struct OffloadFile::Core {
   using Entry = Ticket::Entry;
   using State = Entry::State;
 
-  explicit Core(const OffloadOptions& options);
-  ~Core();
+  explicit Core(const OffloadOptions& options)
+      : file(options.directory, options.buffer_bytes,
+             options.page_cache ? DirectFile::Way::kPageCache : DirectFile::Way::kDirect),
+        extents(options.max_file_bytes / DirectFile::kBlock * DirectFile::kBlock) {}
 
   void run();
   void write_entry(const std::shared_ptr<Entry>& entry);
   void read_entry(const std::shared_ptr<Entry>& entry);
-  void move_out(const Entry& entry, const char* data);
-  void move_in(const Entry& entry, char* data);
-  void write_block(const char* data, int64_t bytes, int64_t offset);
-  void read_block(char* data, int64_t bytes, int64_t offset);
-  [[noreturn]] void fail(const char* what, int64_t bytes, int64_t offset, const std::string& why,
-                         const char* fix) const;
-  void say_page_cache() const;
   void give_extent(Entry& entry);
   bool forward(Entry& entry);
   void unqueue(const Entry& entry);
 
-  std::string directory;
-  int file = -1;
-  bool direct = false;  // of the I/O thread, once it runs
   const pid_t process = getpid();
-  int64_t buffer_bytes = 0;
-  char* buffer = nullptr;  // staging, of the I/O thread
+  DirectFile file;  // its bytes move on the I/O thread only
 
   mutable std::mutex mutex;
   std::condition_variable work;     // for the I/O thread
@@ -113,54 +87,6 @@ struct OffloadFile::Core {
   std::atomic<bool> interrupted{false};  // the entry being moved is not wanted any more
   std::thread thread;
 };
-
-OffloadFile::Core::Core(const OffloadOptions& options)
-    : directory(options.directory),
-      buffer_bytes(whole_blocks(std::max<int64_t>(options.buffer_bytes, kBlock))),
-      extents(options.max_file_bytes / kBlock * kBlock) {
-  if (directory.empty()) {
-    const char* named = std::getenv("TMPDIR");
-    directory = named != nullptr && *named != '\0' ? named : "/tmp";
-  }
-  std::string name = directory + "/fleet-offload-XXXXXX";
-  file = mkostemp(name.data(), O_CLOEXEC);
-  if (file < 0)
-    throw Error("offload", format("cannot make a file in {}: {}", directory, reason(errno)),
-                "give a directory on a disk with room");
-  unlink(name.c_str());
-  direct = !options.page_cache && fcntl(file, F_SETFL, fcntl(file, F_GETFL) | O_DIRECT) == 0;
-  if (!direct && !options.page_cache) say_page_cache();
-  void* pages = mmap(nullptr, static_cast<size_t>(buffer_bytes), PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (pages == MAP_FAILED) {
-    close(file);
-    throw Error("offload", format("no memory for a buffer of {}", byte_size_text(buffer_bytes)),
-                "make the buffer smaller");
-  }
-  buffer = static_cast<char*>(pages);
-  try {
-    BudgetAllocator::cpu().counter().charge(buffer_bytes, kStaging);
-  } catch (...) {
-    munmap(buffer, static_cast<size_t>(buffer_bytes));
-    close(file);
-    throw;
-  }
-}
-
-void OffloadFile::Core::say_page_cache() const {
-  static std::once_flag once;
-  std::call_once(once, [&] {
-    log::warn_here("offload", format("the file system of {} has no direct I/O; tensors pass "
-                                     "through the page cache, which is slower",
-                                     directory));
-  });
-}
-
-OffloadFile::Core::~Core() {
-  BudgetAllocator::cpu().counter().release(buffer_bytes, kStaging);
-  munmap(buffer, static_cast<size_t>(buffer_bytes));
-  close(file);
-}
 
 void OffloadFile::Core::run() {
   std::unique_lock lock(mutex);
@@ -182,6 +108,7 @@ void OffloadFile::Core::run() {
 
 void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
   torch::Tensor tensor;
+  int64_t offset = -1;
   std::exception_ptr error;
   {
     std::lock_guard lock(mutex);
@@ -189,20 +116,21 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
     tensor = entry->tensor;
     entry->state = State::kWriting;
     interrupted = false;
-    if (const auto offset = extents.take(whole_blocks(entry->bytes)))
-      entry->offset = *offset;
-    else
-      error = std::make_exception_ptr(
-          Error("offload",
-                format("a tensor of {} does not fit: {} of the file in {} are in use and it may "
-                       "not grow",
-                       byte_size_text(entry->bytes), byte_size_text(extents.used()), directory),
-                "raise max_file_bytes, or offload less"));
+    offset = extents.take(DirectFile::whole_blocks(entry->bytes)).value_or(-1);
+    entry->offset = offset;
+    if (offset < 0)
+      error = std::make_exception_ptr(Error(
+          "offload",
+          format("a tensor of {} does not fit: {} of the file in {} are in use and it may "
+                 "not grow",
+                 byte_size_text(entry->bytes), byte_size_text(extents.used()), file.directory()),
+          "raise max_file_bytes, or offload less"));
   }
   const auto start = Clock::now();
   if (!error) {
     try {
-      move_out(*entry, static_cast<const char*>(tensor.const_data_ptr()));
+      file.write(static_cast<const char*>(tensor.const_data_ptr()), entry->bytes, offset,
+                 interrupted);
     } catch (...) {
       error = std::current_exception();
     }
@@ -238,9 +166,11 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
 
 void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   torch::Tensor tensor;
+  int64_t offset = -1;
   {
     std::lock_guard lock(mutex);
     if (stopping || entry->state != State::kToRead) return;
+    offset = entry->offset;
     tensor = entry->tensor;
     entry->state = State::kReading;
     interrupted = false;
@@ -248,7 +178,7 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   const auto start = Clock::now();
   std::exception_ptr error;
   try {
-    move_in(*entry, static_cast<char*>(tensor.mutable_data_ptr()));
+    file.read(static_cast<char*>(tensor.mutable_data_ptr()), entry->bytes, offset, interrupted);
   } catch (...) {
     error = std::current_exception();
   }
@@ -274,98 +204,8 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   changed.notify_all();
 }
 
-/// Aligned memory goes straight to the disk, up to its last part of a block; the rest by way of
-/// the buffer.
-void OffloadFile::Core::move_out(const Entry& entry, const char* data) {
-  const bool straight = !direct || is_aligned(data);
-  for (int64_t done = 0; done < entry.bytes && !interrupted;) {
-    const int64_t left = entry.bytes - done;
-    int64_t now = std::min(left, buffer_bytes);
-    if (straight && (left >= kBlock || !direct)) {
-      if (direct) now = now / kBlock * kBlock;
-      write_block(data + done, now, entry.offset + done);
-    } else {
-      std::memcpy(buffer, data + done, static_cast<size_t>(now));
-      std::memset(buffer + now, 0, static_cast<size_t>(whole_blocks(now) - now));
-      write_block(buffer, whole_blocks(now), entry.offset + done);
-    }
-    done += now;
-  }
-}
-
-void OffloadFile::Core::move_in(const Entry& entry, char* data) {
-  const bool straight = !direct || is_aligned(data);
-  for (int64_t done = 0; done < entry.bytes && !interrupted;) {
-    const int64_t left = entry.bytes - done;
-    int64_t now = std::min(left, buffer_bytes);
-    if (straight && (left >= kBlock || !direct)) {
-      if (direct) now = now / kBlock * kBlock;
-      read_block(data + done, now, entry.offset + done);
-    } else {
-      read_block(buffer, whole_blocks(now), entry.offset + done);
-      std::memcpy(data + done, buffer, static_cast<size_t>(now));
-    }
-    done += now;
-  }
-}
-
-void OffloadFile::Core::write_block(const char* data, int64_t bytes, int64_t offset) {
-  for (int64_t done = 0; done < bytes;) {
-    const ssize_t moved =
-        pwrite(file, data + done, static_cast<size_t>(bytes - done), offset + done);
-    if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0 && errno == EINVAL && direct) {
-      // Some file systems allow direct I/O until it is tried.
-      direct = false;
-      fcntl(file, F_SETFL, fcntl(file, F_GETFL) & ~O_DIRECT);
-      say_page_cache();
-      continue;
-    }
-    if (moved < 0) {
-      const bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
-      fail("cannot write", bytes - done, offset + done, reason(errno),
-           full ? "make room there, choose another directory, or offload less"
-                : "check the disk, or choose another directory");
-    }
-    if (moved == 0)
-      fail("cannot write", bytes - done, offset + done, "the disk takes no more",
-           "make room there, or choose another directory");
-    done += moved;
-  }
-  if (!direct) {
-    sync_file_range(
-        file, offset, bytes,
-        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-    posix_fadvise(file, offset, bytes, POSIX_FADV_DONTNEED);
-  }
-}
-
-void OffloadFile::Core::read_block(char* data, int64_t bytes, int64_t offset) {
-  for (int64_t done = 0; done < bytes;) {
-    const ssize_t moved =
-        pread(file, data + done, static_cast<size_t>(bytes - done), offset + done);
-    if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0)
-      fail("cannot read", bytes - done, offset + done, reason(errno),
-           "check the disk, or choose another directory");
-    if (moved == 0)
-      fail("cannot read", bytes - done, offset + done, "the file ends before that",
-           "something cut the file: nothing else may write to it");
-    done += moved;
-  }
-  if (!direct) posix_fadvise(file, offset, bytes, POSIX_FADV_DONTNEED);
-}
-
-void OffloadFile::Core::fail(const char* what, int64_t bytes, int64_t offset,
-                             const std::string& why, const char* fix) const {
-  throw Error("offload",
-              format("{} {} at {} of the file in {}: {}", what, byte_size_text(bytes),
-                     byte_size_text(offset), directory, why),
-              fix);
-}
-
 void OffloadFile::Core::give_extent(Entry& entry) {
-  if (entry.offset >= 0) extents.give(entry.offset, whole_blocks(entry.bytes));
+  if (entry.offset >= 0) extents.give(entry.offset, DirectFile::whole_blocks(entry.bytes));
   entry.offset = -1;
 }
 
@@ -510,29 +350,32 @@ torch::Tensor OffloadFile::read(const Ticket& ticket) {
   FLEET_ASSERT(ticket.entry_ != nullptr && ticket.entry_->core == core_,
                "a ticket of this file is needed");
   auto& entry = *ticket.entry_;
+  auto& reads = core_->reads;
   std::unique_lock lock(core_->mutex);
-  if (core_->forward(entry)) return entry.tensor;
-  if (entry.state == State::kOnDisk) {
-    lock.unlock();
-    auto tensor = torch::empty_strided(entry.sizes, entry.strides, entry.options);
-    lock.lock();
+  for (;;) {
+    if (core_->forward(entry)) return entry.tensor;
+    if (entry.state == State::kFailed) std::rethrow_exception(entry.error);
+    if (entry.state == State::kInMemory) {
+      entry.state = State::kOnDisk;
+      return std::exchange(entry.tensor, {});
+    }
     if (entry.state == State::kOnDisk) {
+      lock.unlock();
+      auto tensor = torch::empty_strided(entry.sizes, entry.strides, entry.options);
+      lock.lock();
+      if (entry.state != State::kOnDisk) continue;  // another thread was faster
       entry.tensor = std::move(tensor);
       entry.state = State::kToRead;
-      core_->reads.push_front(ticket.entry_);
+      reads.push_front(ticket.entry_);
       core_->work.notify_one();
     }
+    if (const auto at = std::find(reads.begin(), reads.end(), ticket.entry_); at != reads.end())
+      std::rotate(reads.begin(), at, at + 1);  // before all that nobody waits for yet
+    const auto start = Clock::now();
+    core_->changed.wait(
+        lock, [&] { return entry.state != State::kToRead && entry.state != State::kReading; });
+    core_->statistics.stall_seconds += seconds_since(start);
   }
-  auto& reads = core_->reads;
-  if (const auto at = std::find(reads.begin(), reads.end(), ticket.entry_); at != reads.end())
-    std::rotate(reads.begin(), at, at + 1);  // before all that nobody waits for yet
-  const auto start = Clock::now();
-  core_->changed.wait(
-      lock, [&] { return entry.state != State::kToRead && entry.state != State::kReading; });
-  core_->statistics.stall_seconds += seconds_since(start);
-  if (entry.state == State::kFailed) std::rethrow_exception(entry.error);
-  entry.state = State::kOnDisk;
-  return std::exchange(entry.tensor, {});
 }
 
 void OffloadFile::drain(int64_t queued_bytes) {
@@ -553,6 +396,6 @@ OffloadStatistics OffloadFile::statistics() const {
   return now;
 }
 
-int OffloadFile::descriptor() const { return core_->file; }
+int OffloadFile::descriptor() const { return core_->file.descriptor(); }
 
 }  // namespace fleet::memory

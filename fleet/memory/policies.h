@@ -19,7 +19,7 @@ class KeepAll final : public TapePolicy {
 class AutomaticCuts final : public TapePolicy {
  public:
   explicit AutomaticCuts(int64_t bytes, int live = 1) : bytes_(bytes), live_(live) {}
-  bool cut_before_op(const Tape& tape) override {
+  bool cut_before_op(const Tape& tape, const OpTraits& /*op*/) override {
     return tape.segment_bytes() >= bytes_ && tape.live_in_segment(live_) <= live_;
   }
 

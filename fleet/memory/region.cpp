@@ -91,6 +91,13 @@ struct AtomicTotals {
 };
 AtomicTotals g_totals;
 std::atomic<int64_t> g_alive{0};
+thread_local ReplayListener* t_listener = nullptr;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 // What replays brought back goes at the end of a backward at the latest: with retain_graph nobody
 // else would let go of it.
@@ -122,6 +129,10 @@ class Rebuilt {
 
 }  // namespace
 
+ReplayListener* ReplayListener::exchange(ReplayListener* listener) {
+  return std::exchange(t_listener, listener);
+}
+
 // Which ops a replay must call to make some values again.
 class Region::Need {
  public:
@@ -131,7 +142,7 @@ class Region::Need {
   // A value that is at hand, so that nothing has to be called for it.
   void at_hand(const KeptValue& kept) {
     const auto& origin = kept.origin();
-    if (origin.value >= 0) at_hand_.emplace(key(origin.value, origin.version));
+    if (origin.value >= 0 && !origin.is_view) at_hand_.emplace(key(origin.value, origin.version));
   }
 
   bool possible(const KeptValue& kept) {
@@ -262,7 +273,9 @@ class Region::Replay {
     Generators generators;
     for_each_needed([&](const OpRecord& record) {
       hand_out_values(record.index);
+      const auto begin = Clock::now();
       call(record, generators);
+      if (t_listener) t_listener->replayed(record.index, seconds_since(begin));
     });
     hand_out_values(std::numeric_limits<int>::max());
   }
@@ -300,7 +313,9 @@ class Region::Replay {
     if (need_.is_kept_elsewhere(input)) return input.kept->get();
     for (const auto& kept : at_hand_) {
       const auto& origin = kept->origin();
-      if (origin.value == input.value && origin.version == input.version) return kept->get();
+      if (origin.value == input.value && origin.version == input.version && !origin.is_view) {
+        return kept->get();
+      }
     }
     FLEET_ASSERT(false, "a value at hand is gone");
     return {};
@@ -584,16 +599,16 @@ void Region::rebuild() {
   }
   if (wanted.empty()) return;
   prefetch();
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   Need need(*this, records_);
   for (const auto& kept : at_hand) need.at_hand(*kept);
   for (const auto& kept : wanted) need.mark(*kept);
   for (const auto& kept : wanted) Rebuilt::get().add(kept);
   Replay(*this, need, wanted, std::move(at_hand)).run();
   ++g_totals.rebuilds;
-  g_totals.nanoseconds +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin)
-          .count();
+  const double seconds = seconds_since(begin);
+  g_totals.nanoseconds += static_cast<int64_t>(seconds * 1e9);
+  if (t_listener) t_listener->rebuilt(seconds);
 }
 
 Region::Totals Region::totals() {

@@ -22,6 +22,17 @@ struct Ledger {
   std::vector<std::vector<int>> writers;  // by memory, in order
 };
 
+/// Hears of replays on its thread.
+class ReplayListener {
+ public:
+  virtual ~ReplayListener() = default;
+  virtual void replayed(int op, double seconds) = 0;
+  virtual void rebuilt(double seconds) = 0;
+
+  /// Makes it the one of this thread; null for none.
+  static ReplayListener* exchange(ReplayListener* listener);
+};
+
 /// A stretch of a forward whose values can be made again, by calling its ops again. Regions nest:
 /// an inner one is replayed from values that the outer one rebuilds.
 ///

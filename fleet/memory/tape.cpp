@@ -8,6 +8,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/replay_rules.h"
+#include "fleet/memory/step_profile.h"
 
 namespace fleet::memory {
 namespace {
@@ -48,7 +49,9 @@ struct Tape::Seen {
 
 struct Tape::Memory {
   WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
-  Region* home = nullptr;  // where its first value was made; null: outside
+  Region* home = nullptr;        // where its first value was made; null: outside
+  int block = -1;                // of the profile
+  std::vector<int> values = {};  // with a profile
 };
 
 // One tensor that autograd saved.
@@ -61,6 +64,8 @@ struct Tape::Slot {
   const std::string* op = nullptr;
   std::shared_ptr<KeptValue> kept;
   std::shared_ptr<Region> region;  // keeps what rebuilds `kept` alive
+  int op_index = -1;
+  std::shared_ptr<Profiler> profiler;
 
   ~Slot() {
     if (kept) kept->remove_reader();
@@ -84,17 +89,30 @@ class Tape::Saved final : public compat::SavedTensor {
                  slot.op ? *slot.op : "a custom function", now, slot.version),
           "use the op that returns a new tensor instead, or clone() before it");
     }
-    if (!slot.kept) return slot.tensor;
-    return slot.kept->read();
+    if (slot.profiler) return unpack_measured();
+    return slot.kept ? slot.kept->read() : slot.tensor;
   }
 
  private:
+  torch::Tensor unpack_measured() const {
+    struct Listening {
+      explicit Listening(ReplayListener* listener) : before(ReplayListener::exchange(listener)) {}
+      ~Listening() { ReplayListener::exchange(before); }
+      ReplayListener* before;
+    } const listening(slot_->profiler.get());
+    auto tensor = slot_->kept ? slot_->kept->read() : slot_->tensor;
+    const bool is_handed_out = slot_->kept && !slot_->kept->is_here();
+    slot_->profiler->unpacked(slot_->op_index, is_handed_out ? slot_->kept->bytes() : 0);
+    return tensor;
+  }
+
   std::shared_ptr<Slot> slot_;
 };
 
-Tape::Tape(TapePolicy& policy, const Offload* offload)
+Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler, const Offload* offload)
     : policy_(policy),
       offload_(offload),
+      profiler_(std::move(profiler)),
       ledger_(std::make_shared<Ledger>()),
       root_(std::make_shared<Region>(nullptr, ledger_, 0)) {
   regions_.push_back(root_);
@@ -113,6 +131,7 @@ Tape::~Tape() {
   }
   // Backward begins with the last segment: one ahead is what the one before it needs.
   last->prefetch();
+  if (profiler_) profiler_->forward_ended();
 }
 
 Tape* Tape::current() { return dynamic_cast<Tape*>(compat::op_observer()); }
@@ -145,8 +164,9 @@ int Tape::value_of(const torch::Tensor& tensor, int producer, Region* home) {
   }
   values_.push_back(
       {.tensor = WeakTensor(tensor.getIntrusivePtr()), .dtype = tensor.scalar_type()});
-  ledger_->values.push_back(
-      {.producer = producer, .memory = tensor.has_storage() ? memory_of(tensor, home) : -1});
+  const int memory = tensor.has_storage() ? memory_of(tensor, home) : -1;
+  ledger_->values.push_back({.producer = producer, .memory = memory});
+  if (profiler_ && memory >= 0) memories_[static_cast<size_t>(memory)].values.push_back(number);
   return number;
 }
 
@@ -170,6 +190,7 @@ bool Tape::is_inside(int value) const {
 // The one KeptValue of this value as it is now, owned by the innermost region that sees both its
 // making and this use of it.
 std::shared_ptr<KeptValue> Tape::kept(int value, const torch::Tensor& tensor, int time, Use use) {
+  const bool is_view = use == Use::kSaveOfView;
   auto& seen = values_[static_cast<size_t>(value)];
   const auto version = version_of(value);
   auto* const home = home_of(value);
@@ -193,10 +214,12 @@ std::shared_ptr<KeptValue> Tape::kept(int value, const torch::Tensor& tensor, in
         if (!known->is_here()) known->take_back(tensor);
       }
     }
+    if (!is_view) known->is_no_view();
     return known;
   }
   auto fresh = std::make_shared<KeptValue>(
-      tensor, KeptValue::Origin{.value = value, .version = version, .time = time});
+      tensor,
+      KeptValue::Origin{.value = value, .version = version, .time = time, .is_view = is_view});
   if (owner != root_.get()) owner->add(fresh);
   seen.kept.push_back(fresh);
   return fresh;
@@ -273,6 +296,10 @@ void Tape::keep_inputs(OpRecord& record) {
     if (is_inside(input.value)) continue;
     input.kept = kept(input.value, argument.tensor, record.index, Use::kSource);
     input.kept->become_source();
+    if (profiler_ && home_of(input.value)) {
+      const int memory = ledger_->values[static_cast<size_t>(input.value)].memory;
+      profiler_->kept(block_of(memory), input.kept);
+    }
   }
 }
 
@@ -299,9 +326,9 @@ void Tape::read_results(OpRecord& record, const torch::jit::Stack& stack) {
 
 void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (running_) return op.callBoxed(stack);  // an op that calls back into the user's code
-  if (open_.size() == 2 && policy_.cut_before_op(*this)) cut();
-  if (closed_) send_out();
   const auto& traits = OpTraits::of(op);
+  if (open_.size() == 2 && policy_.cut_before_op(*this, traits)) cut();
+  if (closed_) send_out();
   auto record = std::make_shared<OpRecord>(next_op_, op, traits);
   arguments_.clear();
   saved_now_.clear();
@@ -325,7 +352,9 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     Tape& tape;
   } const running(*this);
   running_ = record;
+  if (profiler_) profile_before(*record);
   op.callBoxed(stack);
+  if (profiler_) profiler_->op_returned();
   if (record->draws && !record->draws->has_moved()) record->draws.reset();
   for (const auto& argument : arguments_) {
     const auto& input = record->inputs[argument.input];
@@ -351,6 +380,7 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         return good(entry.producer) &&
                std::ranges::all_of(ledger_->writers[static_cast<size_t>(entry.memory)], good);
       }));
+  if (profiler_) profile_after(*record);
   for (const auto& slot : saved_now_) settle(*slot, record.get());
 }
 
@@ -366,6 +396,8 @@ std::unique_ptr<compat::SavedTensor> Tape::save(const torch::Tensor& tensor) {
   if (running_) {
     slot->save = running_->saves++;
     slot->op = &running_->traits->name;
+    slot->op_index = running_->index;
+    slot->profiler = profiler_;
     saved_now_.push_back(slot);
   } else {
     settle(*slot, nullptr);
@@ -401,7 +433,9 @@ void Tape::settle(Slot& slot, OpRecord* record) {
   if (place != memory_by_storage_.end()) {
     const int value = value_saved(slot, place->second, record);
     if (value < 0 || !home_of(value)) return;  // from outside: as autograd would
-    slot.kept = kept(value, slot.tensor, next_op_, Use::kSave);
+    const auto* itself = values_[static_cast<size_t>(value)].tensor._unsafe_get_target();
+    slot.kept =
+        kept(value, slot.tensor, next_op_, itself == slot.address ? Use::kSave : Use::kSaveOfView);
   } else if (record && record->can_replay) {
     slot.kept = std::make_shared<KeptValue>(
         slot.tensor, KeptValue::Origin{.op = record->index, .save = slot.save});
@@ -409,6 +443,7 @@ void Tape::settle(Slot& slot, OpRecord* record) {
   } else {
     return;
   }
+  if (profiler_ && record) profile_save(slot, *record);
   slot.kept->add_reader();
   if (slot.kept->region()) segment_bytes_ += slot.kept->bytes();
   slot.tensor.reset();
@@ -429,6 +464,9 @@ void Tape::treat(Slot& slot, OpRecord* record) {
       origin.op >= 0 ? origin.op : ledger_->values[static_cast<size_t>(origin.value)].producer;
   if (producer < first_record_) return;
   const auto& maker = *records_[static_cast<size_t>(producer - first_record_)];
+  if (kept.readers() == 1 && policy_.rebuilds_results_of(maker) && rebuild_alone(slot, maker)) {
+    return;
+  }
   if (open_.back().treatment == TapePolicy::Treatment::kDropAtOnce) {
     const auto good = [&](int op) {
       return op >= first_record_ && can_rebuild_[static_cast<size_t>(op - first_record_)];
@@ -444,9 +482,83 @@ void Tape::treat(Slot& slot, OpRecord* record) {
       owner->remember_mask(*record, kept);
     }
     kept.give_up();
-  } else if (kept.readers() == 1 && policy_.rebuilds_results_of(maker)) {
-    rebuild_alone(slot, maker);
   }
+}
+
+// ---- the profile
+
+int Tape::block_of(int memory) {
+  auto& entry = memories_[static_cast<size_t>(memory)];
+  if (entry.block < 0 && entry.home) {
+    const auto* storage = entry.storage._unsafe_get_target();
+    const auto bytes = static_cast<int64_t>((storage->nbytes() + 63) / 64 * 64);
+    entry.block = profiler_->add_block({.bytes = bytes, .made = next_op_ - 1});
+    watched_.push_back(memory);
+  }
+  return entry.block;
+}
+
+void Tape::profile_before(const OpRecord& record) {
+  std::erase_if(watched_, [&](int memory) {
+    auto& entry = memories_[static_cast<size_t>(memory)];
+    const bool held = std::ranges::any_of(entry.values, [&](int value) {
+      return values_[static_cast<size_t>(value)].tensor.use_count() > 0;
+    });
+    if (!held) profiler_->block(entry.block).dead = record.index;
+    return !held;
+  });
+  profiler_->op_begins(record.index);
+}
+
+void Tape::profile_after(const OpRecord& record) {
+  auto& op = profiler_->op();
+  op.name = record.traits->name;
+  op.can_replay = record.can_replay;
+  op.is_view = record.traits->is_view;
+  const auto add = [](std::vector<int>& list, int item) {
+    if (std::ranges::find(list, item) == list.end()) list.push_back(item);
+  };
+  for (const auto& input : record.inputs) {
+    const auto& value = ledger_->values[static_cast<size_t>(input.value)];
+    if (value.memory < 0 || !memories_[static_cast<size_t>(value.memory)].home) continue;
+    if (value.producer >= 0) add(op.needs, value.producer);
+    for (const int writer : ledger_->writers[static_cast<size_t>(value.memory)]) {
+      if (writer < record.index) add(op.needs, writer);
+    }
+    const int block = block_of(value.memory);
+    add(op.reads, block);
+    if (input.written) add(profiler_->block(block).writers, record.index);
+  }
+  for (const auto& output : record.outputs) {
+    if (output.value < 0) continue;
+    const auto& value = ledger_->values[static_cast<size_t>(output.value)];
+    if (value.memory < 0 || !memories_[static_cast<size_t>(value.memory)].home) continue;
+    const bool is_new = memories_[static_cast<size_t>(value.memory)].block < 0;
+    const int block = block_of(value.memory);
+    if (!is_new) continue;
+    op.makes.push_back(block);
+    op.made_bytes += profiler_->block(block).bytes;
+  }
+}
+
+void Tape::profile_save(const Slot& slot, const OpRecord& record) {
+  auto& op = profiler_->op();
+  const auto& origin = slot.kept->origin();
+  int block = -1;
+  if (origin.value >= 0) {
+    block = block_of(ledger_->values[static_cast<size_t>(origin.value)].memory);
+  } else {
+    const auto bytes = static_cast<int64_t>((slot.tensor.storage().nbytes() + 63) / 64 * 64);
+    block = profiler_->add_block({.bytes = bytes,
+                                  .made = record.index,
+                                  .dead = record.index,
+                                  .is_mask = op.name == "aten::dropout"});
+    op.makes.push_back(block);
+    op.made_bytes += bytes;
+  }
+  if (block < 0) return;
+  profiler_->kept(block, slot.kept);
+  if (std::ranges::find(op.saves, block) == op.saves.end()) op.saves.push_back(block);
 }
 
 // ---- values rebuilt one by one
@@ -456,7 +568,9 @@ bool Tape::collect(int value, uint32_t version, int time,
                    std::vector<std::shared_ptr<KeptValue>>& sources) {
   for (const auto& entry : values_[static_cast<size_t>(value)].kept) {
     const auto known = entry.lock();
-    if (known && known->is_intact() && known->origin().version == version) {
+    if (!known || known->origin().version != version || known->origin().is_view) continue;
+    const bool comes_back = !known->is_here() && known->region() == region();
+    if (known->is_intact() || comes_back) {
       sources.push_back(known);
       return true;
     }

@@ -17,6 +17,7 @@
 
 namespace fleet::memory {
 
+class Profiler;
 class Tape;
 
 /// Says what becomes of the values that a forward saves for its backward. A forward is cut into
@@ -31,12 +32,12 @@ class TapePolicy {
 
   virtual ~TapePolicy() = default;
   /// Whether a segment ends before the op that is about to run.
-  virtual bool cut_before_op(const Tape& /*tape*/) { return false; }
+  virtual bool cut_before_op(const Tape& /*tape*/, const OpTraits& /*op*/) { return false; }
   /// Whether one ends at `fleet::checkpoint(x, name)`.
   virtual bool cut_at(std::string_view /*name*/) { return false; }
   virtual Treatment treatment(int /*segment*/) { return Treatment::kDrop; }
-  /// In a segment that is kept: whether the values that this op made are rebuilt one by one, each
-  /// when it is asked for.
+  /// Whether the values that this op made are rebuilt one by one, each when it is asked for, from
+  /// what else is kept; in a segment that is dropped, from what else is rebuilt.
   virtual bool rebuilds_results_of(const OpRecord& /*op*/) { return false; }
   /// `fleet::checkpoint(x, name)` was called; asked before `cut_at`.
   virtual void meets(std::string_view /*name*/, const torch::Tensor& /*x*/) {}
@@ -59,8 +60,9 @@ struct TapeReport {
 /// forward; what it leaves behind is owned by what autograd saved.
 class Tape final : public compat::OpObserver, public compat::SaveObserver {
  public:
-  /// With `offload`, what crossed a cut leaves for it; null: it stays.
-  explicit Tape(TapePolicy& policy, const Offload* offload = nullptr);
+  /// With a profiler, the step is measured too; with `offload`, what crossed a cut leaves for it.
+  explicit Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr,
+                const Offload* offload = nullptr);
   ~Tape() override;
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
@@ -97,7 +99,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   uint32_t version_of(int value) const;
   Region* home_of(int value) const;
   bool is_inside(int value) const;
-  enum class Use : char { kSource, kSave };
+  enum class Use : char { kSource, kSave, kSaveOfView };
   std::shared_ptr<KeptValue> kept(int value, const torch::Tensor& tensor, int time, Use use);
   void add_input(OpRecord& record, const torch::Tensor& tensor, int argument, int element);
   void read_arguments(OpRecord& record, const torch::jit::Stack& stack);
@@ -112,6 +114,10 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
                std::vector<std::shared_ptr<KeptValue>>& sources);
   bool collect_op(int op, std::map<int, std::shared_ptr<OpRecord>>& ops,
                   std::vector<std::shared_ptr<KeptValue>>& sources);
+  int block_of(int memory);
+  void profile_before(const OpRecord& record);
+  void profile_after(const OpRecord& record);
+  void profile_save(const Slot& slot, const OpRecord& record);
   void cut();
   void list_for_offload();
   void send_out();
@@ -130,6 +136,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
 
   TapePolicy& policy_;
   const Offload* offload_;
+  std::shared_ptr<Profiler> profiler_;
+  std::vector<int> watched_;  // memories that the user held when last seen
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<Region> root_;
   std::vector<Open> open_;
@@ -156,8 +164,10 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
 /// Records this thread's ops while it lives.
 class TapeScope {
  public:
-  explicit TapeScope(TapePolicy& policy, const Offload* offload = nullptr)
-      : tape_(policy, offload), observers_(&tape_, &tape_) {}
+  explicit TapeScope(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr,
+                     const Offload* offload = nullptr)
+      : tape_(policy, std::move(profiler), offload), observers_(&tape_, &tape_) {}
+  TapeScope(TapePolicy& policy, const Offload* offload) : TapeScope(policy, nullptr, offload) {}
   Tape& tape() { return tape_; }
 
  private:

@@ -19,8 +19,8 @@ foreach(header IN LISTS headers)
     string(REGEX REPLACE "^ *# *include *[<\"]([^>\"]*)[>\"].*" "\\1" name "${line}")
     # Single declarations of c10 are lighter than torch/types.h, which includes them.
     set(light "^([a-z_]+|fleet/.*\\.h|torch/(types|version)\\.h|fmt/base\\.h|c10/.*\\.h)$")
-    if(header MATCHES "^fleet/applications/")
-      # Models are made of layers, which a light header could only name.
+    if(header MATCHES "^fleet/(applications|ops)/")
+      # Models and layers are modules, which a light header could only name.
       string(REPLACE "(types|version)" "(types|version|nn/.*)" light "${light}")
     endif()
     if(NOT name MATCHES "${light}")

@@ -352,6 +352,20 @@ TEST_F(BudgetAllocatorTest, LiveAndCachedStayWithinTheBudget) {
   EXPECT_EQ(cached(), 0);
 }
 
+TEST_F(BudgetAllocatorTest, CachedPagesMakeRoomForWhatIsNotTakenFromThem) {
+  { bytes(8 * kMiB); }
+  ASSERT_EQ(cached(), 8 * kMiB);
+  const int64_t budget = memory.reserved();
+  counter.set_budget(budget);
+  const auto small = bytes(5000);
+  EXPECT_LE(memory.reserved(), budget);
+  EXPECT_GE(cached(), 7 * kMiB);
+  counter.charge(3 * kMiB, "arena");
+  EXPECT_LE(memory.reserved(), budget);
+  EXPECT_GE(cached(), 4 * kMiB);
+  counter.release(3 * kMiB, "arena");
+}
+
 TEST_F(BudgetAllocatorTest, BlocksCrossTheSwitchBothWays) {
   auto small = torch::full({10}, 3.0f), big = torch::full({kMiB}, 4.0f);
   const auto mine = live();

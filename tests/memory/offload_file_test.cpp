@@ -175,6 +175,24 @@ TEST(OffloadFileTest, ThreadsShareOneFile) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST(OffloadFileTest, ThreadsReadOneTicket) {
+  OffloadFile file({.buffer_bytes = 4096});
+  const auto tensor = noise(100'000);
+  const auto ticket = on_disk(file, tensor);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) {
+        if (i % 3 == 0) file.prefetch(ticket);
+        const auto back = file.read(ticket);
+        if (!back.defined() || !same(back, tensor)) ++wrong;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST(OffloadFileTest, ReadBeforeTheWriteIsOverHandsTheTensorBack) {
   OffloadFile file({.buffer_bytes = 4096});
   const auto large = torch::zeros({512 * kMiB}, torch::kByte);  // seconds, in such small blocks

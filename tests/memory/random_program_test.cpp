@@ -67,6 +67,7 @@ const std::vector<Way>& ways() {
       {"one by one, all", make<OneByOne>(kKeep, true)},
       {"one by one, some", make<OneByOne>(kKeep, false)},
       {"one by one in segments", make<OneByOne>(kDrop, false)},
+      {"one by one in segments, at once", make<OneByOne>(kDropAtOnce, false)},
       {"recompute()", nullptr, true},
       {"recompute() in segments", make<AtMarks>(kDrop), true},
       {"recompute(), one by one", make<OneByOne>(kKeep, false), true},

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+namespace fleet::applications {
+
+/// What the models here have in common. It holds one as TORCH_MODULE's classes do: copies share it.
+/// What training programs call has a dot, everything else of the module an arrow.
+///
+///   auto model = fleet::applications::BertLarge();
+///   strategy.recompute_configs = {.checkpoints = model.checkpoints()};
+///   optimizer.minimize(batch, [&](const auto& part) { return model.loss(part); });
+///   model->eval();
+template <typename Impl>
+class Application : public torch::nn::ModuleHolder<Impl> {
+ public:
+  using Options = typename Impl::Options;
+
+  explicit Application(const Options& options = {})
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(options)) {}
+  Application(std::nullptr_t) : torch::nn::ModuleHolder<Impl>(nullptr) {}  // NOLINT: as its base
+
+  const Options& options() const { return this->ptr()->options(); }
+
+  /// The mean loss over a batch. Over parts of a batch, weighted by their samples, losses and
+  /// gradients add up to those of the whole.
+  template <typename Batch>
+  torch::Tensor loss(const Batch& batch) const {
+    return this->ptr()->loss(batch);
+  }
+
+  /// One forward of its own: the loss, which can be driven backward, its parts, and how often the
+  /// model is right. All are tensors, so nothing waits for a device.
+  template <typename Batch>
+  auto metrics(const Batch& batch) const {
+    return this->ptr()->metrics(batch);
+  }
+
+  /// The names of the values between blocks, in the order in which forward computes them.
+  std::vector<std::string> checkpoints() const { return this->ptr()->checkpoints(); }
+
+  std::vector<torch::Tensor> parameters() const { return this->ptr()->parameters(); }
+};
+
+}  // namespace fleet::applications

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fleet/applications/application.h"
+#include "fleet/applications/bert_batch.h"
+#include "fleet/ops/attention.h"
+#include "fleet/ops/embedding.h"
+#include "fleet/ops/layer_norm.h"
+#include "fleet/ops/linear.h"
+
+namespace fleet::applications {
+
+/// The defaults are those of BERT base.
+struct BertOptions {
+  int64_t vocab = 30522;
+  int64_t hidden = 768;
+  int64_t layers = 12;
+  int64_t heads = 12;
+  int64_t intermediate = 3072;
+  int64_t max_positions = 512;
+  int64_t type_vocab = 2;
+  int64_t pad_token = 0;  // its embedding starts at zero
+  double hidden_dropout = 0.1;
+  double attention_dropout = 0.1;
+  double layer_norm_eps = 1e-12;
+  double init_std = 0.02;
+  ops::AttentionPath attention_path = ops::AttentionPath::kAuto;
+  torch::Device device = torch::kCPU;
+};
+
+struct BertScores {
+  torch::Tensor masked_tokens;  // M x vocab: only masked places are scored
+  torch::Tensor next_sentence;  // N x 2
+};
+
+/// What one forward says about a batch; each a tensor of one number.
+struct BertMetrics {
+  torch::Tensor loss;                    // the sum of the next two; can be driven backward
+  torch::Tensor masked_lm_loss;          // mean over the masked tokens
+  torch::Tensor next_sentence_loss;      // mean over the samples; 0 without labels
+  torch::Tensor masked_lm_accuracy;      // share of masked tokens whose own got the highest score
+  torch::Tensor next_sentence_accuracy;  // 0 without labels
+};
+
+class BertLayerImpl;
+
+/// Devlin et al., arXiv 1810.04805, with both heads of its pretraining. Parameters have the names,
+/// shapes and initial values of transformers' BertForPreTraining
+/// ("bert.encoder.layer.0.attention.self.query.weight"); the decoder of the masked-token head is
+/// the table of word embeddings and has no name of its own.
+///
+///   auto model = BertLarge();
+///   auto loss = model.loss(batch);
+///   auto [all, masked_lm, next_sentence, ...] = model.metrics(batch);
+class BertImpl : public torch::nn::Module {
+ public:
+  using Options = BertOptions;
+
+  explicit BertImpl(const BertOptions& options = {});
+
+  BertScores forward(const BertBatch& batch);
+  /// The last layer's output, N x S x hidden.
+  torch::Tensor encode(const BertBatch& batch);
+  torch::Tensor loss(const BertBatch& batch);
+  BertMetrics metrics(const BertBatch& batch);
+
+  const BertOptions& options() const { return options_; }
+  /// "encoder.layer.0", ...: what each layer returns.
+  std::vector<std::string> checkpoints() const;
+
+ private:
+  torch::Tensor embed(const BertBatch& batch);
+  BertMetrics losses(const BertBatch& batch, const BertScores& scores) const;
+
+  BertOptions options_;
+  ops::Embedding words_{nullptr}, positions_{nullptr}, types_{nullptr};
+  ops::LayerNorm embedding_norm_{nullptr};
+  std::vector<std::shared_ptr<BertLayerImpl>> layers_;
+  ops::Linear pooler_{nullptr};
+  ops::Linear transform_{nullptr};
+  ops::LayerNorm transform_norm_{nullptr};
+  torch::Tensor decoder_bias_;
+  ops::Linear seq_relationship_{nullptr};
+};
+using Bert = Application<BertImpl>;
+
+BertOptions bert_large_options();
+Bert BertBase(torch::Device device = torch::kCPU);
+Bert BertLarge(torch::Device device = torch::kCPU);
+
+}  // namespace fleet::applications

@@ -1,0 +1,268 @@
+#include "fleet/applications/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/stack.h>
+#include <torch/nn/init.h>
+
+#include "fleet/applications/name_group.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/memory/checkpoint.h"
+#include "fleet/ops/feed_forward.h"
+#include "fleet/ops/multi_head_attention.h"
+
+namespace fleet::applications {
+namespace {
+
+using ops::AttentionMask;
+using torch::Tensor;
+
+ops::Linear linear(int64_t in, int64_t out, const TransformerOptions& options) {
+  ops::Linear layer(in, out, ops::LinearOptions{.std = 0, .device = options.device});
+  torch::nn::init::xavier_uniform_(layer->weight);
+  return layer;
+}
+
+ops::LayerNorm norm(const TransformerOptions& options) {
+  return ops::LayerNorm(options.width, ops::LayerNormOptions{.device = options.device});
+}
+
+ops::MultiHeadAttention attention(const TransformerOptions& options) {
+  return ops::MultiHeadAttention(options.width,
+                                 ops::AttentionOptions{.heads = options.heads,
+                                                       .dropout = options.attention_dropout,
+                                                       .path = options.attention_path},
+                                 options.device);
+}
+
+ops::FeedForwardOptions feed_forward_options(const TransformerOptions& options) {
+  return {.activation = ops::Activation::kRelu, .dropout = options.activation_dropout};
+}
+
+// sin(p / 10000^(2i / width)) at 2i, the cosine at 2i + 1.
+Tensor sinusoids(const TransformerOptions& options) {
+  const auto type = torch::TensorOptions(options.device).dtype(torch::kDouble);
+  const auto rates = (torch::arange(0, options.width, 2, type) *
+                      (-std::log(10000.0) / static_cast<double>(options.width)))
+                         .exp();
+  const auto angles = torch::arange(0, options.max_positions, type).unsqueeze(1) * rates;
+  return torch::stack({angles.sin(), angles.cos()}, -1).flatten(1).to(torch::kFloat);
+}
+
+void check(const TransformerOptions& o) {
+  std::vector<std::string> problems;
+  if (o.heads < 1 || o.width % o.heads != 0) {
+    problems.push_back(format("width {} does not divide into {} heads", o.width, o.heads));
+  }
+  if (o.width % 2 != 0) {
+    problems.push_back(format("width {} is odd, and positions are pairs of numbers", o.width));
+  }
+  if (o.shared_embeddings && o.source_vocab != o.target_vocab) {
+    problems.push_back(format("shared_embeddings with vocabularies of {} and {} tokens",
+                              o.source_vocab, o.target_vocab));
+  }
+  if (!problems.empty()) throw Error::all("transformer", "these options do not fit:", problems);
+}
+
+std::string encoder_name(size_t layer) { return format("encoder.layers.{}", layer); }
+std::string decoder_name(size_t layer) { return format("decoder.layers.{}", layer); }
+
+}  // namespace
+
+class EncoderLayerImpl : public torch::nn::Module {
+ public:
+  explicit EncoderLayerImpl(const TransformerOptions& o)
+      : dropout_(o.dropout), feed_forward_(feed_forward_options(o)) {
+    self_ = register_module("self_attn", attention(o));
+    up_ = register_module("linear1", linear(o.width, o.feed_forward, o));
+    down_ = register_module("linear2", linear(o.feed_forward, o.width, o));
+    norm1_ = register_module("norm1", norm(o));
+    norm2_ = register_module("norm2", norm(o));
+  }
+
+  Tensor forward(Tensor x, const AttentionMask& mask) {
+    x = ops::add_norm(self_(x, x, mask), x, norm1_, dropout_);
+    return ops::add_norm(ops::feed_forward(x, up_, down_, feed_forward_), x, norm2_, dropout_);
+  }
+
+ private:
+  double dropout_;
+  ops::FeedForwardOptions feed_forward_;
+  ops::MultiHeadAttention self_{nullptr};
+  ops::Linear up_{nullptr}, down_{nullptr};
+  ops::LayerNorm norm1_{nullptr}, norm2_{nullptr};
+};
+
+class DecoderLayerImpl : public torch::nn::Module {
+ public:
+  explicit DecoderLayerImpl(const TransformerOptions& o)
+      : dropout_(o.dropout), feed_forward_(feed_forward_options(o)) {
+    self_ = register_module("self_attn", attention(o));
+    cross_ = register_module("multihead_attn", attention(o));
+    up_ = register_module("linear1", linear(o.width, o.feed_forward, o));
+    down_ = register_module("linear2", linear(o.feed_forward, o.width, o));
+    norm1_ = register_module("norm1", norm(o));
+    norm2_ = register_module("norm2", norm(o));
+    norm3_ = register_module("norm3", norm(o));
+  }
+
+  Tensor forward(Tensor x, const Tensor& memory, const AttentionMask& mask,
+                 const AttentionMask& memory_mask) {
+    x = ops::add_norm(self_(x, x, mask), x, norm1_, dropout_);
+    x = ops::add_norm(cross_(x, memory, memory_mask), x, norm2_, dropout_);
+    return ops::add_norm(ops::feed_forward(x, up_, down_, feed_forward_), x, norm3_, dropout_);
+  }
+
+ private:
+  double dropout_;
+  ops::FeedForwardOptions feed_forward_;
+  ops::MultiHeadAttention self_{nullptr}, cross_{nullptr};
+  ops::Linear up_{nullptr}, down_{nullptr};
+  ops::LayerNorm norm1_{nullptr}, norm2_{nullptr}, norm3_{nullptr};
+};
+
+TransformerImpl::TransformerImpl(const TransformerOptions& o) : options_(o) {
+  check(o);
+  positions_ = sinusoids(o);
+  const auto embedding = [&](int64_t tokens) {
+    return ops::Embedding(tokens, o.width,
+                          ops::EmbeddingOptions{.std = 1 / std::sqrt(static_cast<double>(o.width)),
+                                                .device = o.device});
+  };
+  if (o.shared_embeddings) {
+    source_embedding_ = register_module("embedding", embedding(o.source_vocab));
+    target_embedding_ = source_embedding_;
+  } else {
+    source_embedding_ = register_module("source_embedding", embedding(o.source_vocab));
+    target_embedding_ = register_module("target_embedding", embedding(o.target_vocab));
+  }
+  auto& encoder = name_group(*this, "encoder");
+  auto& encoder_layers = name_group(encoder, "layers");
+  for (int64_t i = 0; i < o.encoder_layers; ++i) {
+    encoder_.push_back(
+        encoder_layers.register_module(std::to_string(i), std::make_shared<EncoderLayerImpl>(o)));
+  }
+  auto& decoder = name_group(*this, "decoder");
+  auto& decoder_layers = name_group(decoder, "layers");
+  for (int64_t i = 0; i < o.decoder_layers; ++i) {
+    decoder_.push_back(
+        decoder_layers.register_module(std::to_string(i), std::make_shared<DecoderLayerImpl>(o)));
+  }
+  if (o.final_norm) {
+    encoder_norm_ = encoder.register_module("norm", norm(o));
+    decoder_norm_ = decoder.register_module("norm", norm(o));
+  }
+  if (!o.shared_embeddings) {
+    ops::Linear scores(o.width, o.target_vocab,
+                       ops::LinearOptions{.bias = false, .std = 0, .device = o.device});
+    torch::nn::init::xavier_uniform_(scores->weight);
+    generator_ = register_module("generator", scores);
+  }
+}
+
+Tensor TransformerImpl::embed(ops::Embedding& table, const Tensor& tokens) {
+  const int64_t length = tokens.size(1);
+  if (length > options_.max_positions) {
+    throw Error("transformer",
+                format("a sequence of {} tokens, but there are {} positions", length,
+                       options_.max_positions),
+                "cut the sequences, or build the model with more max_positions");
+  }
+  const auto x = table(tokens) * std::sqrt(static_cast<double>(options_.width));
+  return torch::dropout(x + positions_.narrow(0, 0, length).to(x.options()), options_.dropout,
+                        is_training());
+}
+
+Tensor TransformerImpl::encode(const Tensor& source, const AttentionMask& mask) {
+  auto x = embed(source_embedding_, source);
+  for (size_t i = 0; i < encoder_.size(); ++i) {
+    x = checkpoint(encoder_[i]->forward(x, mask), encoder_name(i));
+  }
+  return encoder_norm_ ? encoder_norm_(x) : x;
+}
+
+Tensor TransformerImpl::decode(const Tensor& target, const Tensor& memory,
+                               const AttentionMask& memory_mask) {
+  // Padding stands behind what is looked at, so the causal mask hides it too.
+  const auto mask = AttentionMask::causal_of(target.size(1), target.device());
+  auto x = embed(target_embedding_, target);
+  for (size_t i = 0; i < decoder_.size(); ++i) {
+    x = checkpoint(decoder_[i]->forward(x, memory, mask, memory_mask), decoder_name(i));
+  }
+  if (decoder_norm_) x = decoder_norm_(x);
+  return generator_ ? generator_(x) : torch::linear(x, target_embedding_->weight);
+}
+
+Tensor TransformerImpl::forward(const TransformerBatch& batch) {
+  const auto mask = AttentionMask::padding(batch.source_mask);
+  const auto memory = encode(batch.source, mask);
+  return decode(batch.target.narrow(1, 0, batch.target.size(1) - 1), memory, mask);
+}
+
+namespace {
+
+// What is to be predicted, with -100, which the engine's loss passes over, for padding.
+Tensor labels_of(const TransformerBatch& batch) {
+  const auto labels = batch.target.narrow(1, 1, batch.target.size(1) - 1);
+  if (!batch.target_mask.defined()) return labels.flatten();
+  return labels.masked_fill(batch.target_mask.eq(0), -100).flatten();
+}
+
+// One number per batch; a tensor, since counting real tokens must not wait for a device.
+Tensor mean_over_tokens(const Tensor& sum, const TransformerBatch& batch) {
+  if (batch.tokens_per_sample > 0) {
+    return sum / (batch.tokens_per_sample * static_cast<double>(batch.size()));
+  }
+  if (batch.target_mask.defined()) return sum / batch.target_mask.ne(0).sum().clamp_min(1);
+  return sum / static_cast<double>(std::max<int64_t>(1, batch.size() * (batch.target.size(1) - 1)));
+}
+
+Tensor token_loss(const Tensor& scores, const TransformerBatch& batch, double label_smoothing) {
+  return mean_over_tokens(torch::cross_entropy_loss(scores.flatten(0, 1), labels_of(batch), {},
+                                                    at::Reduction::Sum, -100, label_smoothing),
+                          batch);
+}
+
+}  // namespace
+
+Tensor TransformerImpl::loss(const TransformerBatch& batch) {
+  return token_loss(forward(batch), batch, options_.label_smoothing);
+}
+
+TransformerMetrics TransformerImpl::metrics(const TransformerBatch& batch) {
+  const auto scores = forward(batch);
+  const auto seen = scores.detach();
+  const auto right = seen.flatten(0, 1).argmax(-1).eq(labels_of(batch)).sum().to(torch::kFloat);
+  return {.loss = token_loss(scores, batch, options_.label_smoothing),
+          .negative_log_likelihood = token_loss(seen, batch, 0),
+          .accuracy = mean_over_tokens(right, batch)};
+}
+
+std::vector<std::string> TransformerImpl::checkpoints() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < encoder_.size(); ++i) names.push_back(encoder_name(i));
+  for (size_t i = 0; i < decoder_.size(); ++i) names.push_back(decoder_name(i));
+  return names;
+}
+
+TransformerOptions transformer_big_options() {
+  return {.width = 1024, .feed_forward = 4096, .heads = 16, .dropout = 0.3};
+}
+
+Transformer TransformerBase(torch::Device device) {
+  return Transformer(TransformerOptions{.device = device});
+}
+
+Transformer TransformerBig(torch::Device device) {
+  auto options = transformer_big_options();
+  options.device = device;
+  return Transformer(options);
+}
+
+}  // namespace fleet::applications

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fleet/applications/application.h"
+#include "fleet/applications/transformer_batch.h"
+#include "fleet/ops/attention.h"
+#include "fleet/ops/embedding.h"
+#include "fleet/ops/layer_norm.h"
+#include "fleet/ops/linear.h"
+
+namespace fleet::applications {
+
+/// The defaults are those of the base model in the paper.
+struct TransformerOptions {
+  int64_t source_vocab = 37000;
+  int64_t target_vocab = 37000;
+  int64_t width = 512;
+  int64_t feed_forward = 2048;
+  int64_t heads = 8;
+  int64_t encoder_layers = 6;
+  int64_t decoder_layers = 6;
+  int64_t max_positions = 1024;
+  double dropout = 0.1;           // of each block's result and of the embeddings
+  double attention_dropout = 0;   // of the attention's weights; torch.nn takes `dropout` here
+  double activation_dropout = 0;  // behind the feed-forward's relu; likewise
+  double label_smoothing = 0.1;
+  bool shared_embeddings = true;  // one table for source, target and scores; needs one vocabulary
+  bool final_norm = false;        // a norm behind each stack, as torch.nn.Transformer has it
+  ops::AttentionPath attention_path = ops::AttentionPath::kAuto;
+  torch::Device device = torch::kCPU;
+};
+
+/// What one forward says about a batch; each a tensor of one number.
+struct TransformerMetrics {
+  torch::Tensor loss;                     // with label smoothing; can be driven backward
+  torch::Tensor negative_log_likelihood;  // without; its exponential is the perplexity
+  torch::Tensor accuracy;                 // share of tokens that got the highest score
+};
+
+class EncoderLayerImpl;
+class DecoderLayerImpl;
+
+/// Vaswani et al., arXiv 1706.03762: post-norm, sinusoidal positions, embeddings times sqrt(width).
+///
+/// The layers have the names of torch.nn.Transformer ("encoder.layers.0.self_attn.in_proj_weight").
+/// Around them: "embedding.weight", or "source_embedding.weight", "target_embedding.weight" and
+/// "generator.weight" when they are not shared. Matrices start from Xavier's uniform distribution,
+/// embeddings from a normal one with variance 1 / width.
+///
+///   auto model = TransformerBig();
+///   auto loss = model.loss(batch);
+///   auto scores = model->forward(batch);   // N x T x target_vocab
+class TransformerImpl : public torch::nn::Module {
+ public:
+  using Options = TransformerOptions;
+
+  explicit TransformerImpl(const TransformerOptions& options = {});
+
+  torch::Tensor forward(const TransformerBatch& batch);
+  /// N x S x width.
+  torch::Tensor encode(const torch::Tensor& source, const ops::AttentionMask& mask);
+  /// Scores of what follows each token of `target` (N x T), which may look at itself and what
+  /// stands before it.
+  torch::Tensor decode(const torch::Tensor& target, const torch::Tensor& memory,
+                       const ops::AttentionMask& memory_mask);
+  torch::Tensor loss(const TransformerBatch& batch);
+  TransformerMetrics metrics(const TransformerBatch& batch);
+
+  const TransformerOptions& options() const { return options_; }
+  /// "encoder.layers.0", ..., "decoder.layers.0", ...: what each layer returns.
+  std::vector<std::string> checkpoints() const;
+
+ private:
+  torch::Tensor embed(ops::Embedding& table, const torch::Tensor& tokens);
+
+  TransformerOptions options_;
+  torch::Tensor positions_;  // no parameter and no buffer: it follows from the options
+  ops::Embedding source_embedding_{nullptr}, target_embedding_{nullptr};
+  std::vector<std::shared_ptr<EncoderLayerImpl>> encoder_;
+  std::vector<std::shared_ptr<DecoderLayerImpl>> decoder_;
+  ops::LayerNorm encoder_norm_{nullptr}, decoder_norm_{nullptr};
+  ops::Linear generator_{nullptr};
+};
+using Transformer = Application<TransformerImpl>;
+
+TransformerOptions transformer_big_options();
+Transformer TransformerBase(torch::Device device = torch::kCPU);
+Transformer TransformerBig(torch::Device device = torch::kCPU);
+
+}  // namespace fleet::applications

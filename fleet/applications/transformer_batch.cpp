@@ -1,0 +1,32 @@
+#include "fleet/applications/transformer_batch.h"
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+namespace fleet {
+
+TransformerBatch TransformerBatch::slice(int64_t begin, int64_t end) const {
+  if (begin < 0 || begin > end || end > size()) {
+    throw Error("transformer", format("samples [{}, {}) of a batch of {}", begin, end, size()),
+                "ask for samples that are there");
+  }
+  const auto rows = [&](const torch::Tensor& x) {
+    return x.defined() ? x.narrow(0, begin, end - begin) : x;
+  };
+  TransformerBatch part{rows(source), rows(source_mask), rows(target), rows(target_mask),
+                        tokens_per_sample};
+  if (part.tokens_per_sample == 0 && size() > 0) {
+    const bool can_count = target_mask.defined() && !target_mask.is_meta();
+    const auto tokens =
+        can_count ? target_mask.ne(0).sum().item<int64_t>() : size() * (target.size(1) - 1);
+    part.tokens_per_sample = static_cast<double>(tokens) / static_cast<double>(size());
+  }
+  return part;
+}
+
+TransformerBatch TransformerBatch::to(torch::Device device) const {
+  const auto moved = [&](const torch::Tensor& x) { return x.defined() ? x.to(device) : x; };
+  return {moved(source), moved(source_mask), moved(target), moved(target_mask), tokens_per_sample};
+}
+
+}  // namespace fleet

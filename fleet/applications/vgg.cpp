@@ -1,0 +1,92 @@
+#include "fleet/applications/vgg.h"
+
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/max_pool2d.h>
+
+#include "fleet/applications/name_group.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/memory/checkpoint.h"
+
+namespace fleet::applications {
+
+VggImpl::VggImpl(const VggOptions& options) : options_(options) {
+  auto& features = name_group(*this, "features");
+  int64_t in = 3;
+  int number = 0;  // torchvision counts activations and pools too
+  for (const auto& widths : options.stages) {
+    if (widths.empty()) {
+      throw Error("vgg", format("stage {} has no convolution", stages_.size()),
+                  "give each stage the channels of at least one");
+    }
+    Stage stage;
+    for (const int64_t width : widths) {
+      Layer layer;
+      layer.conv = features.register_module(
+          std::to_string(number++),
+          ops::Conv2d(
+              in, width,
+              ops::Conv2dOptions{
+                  .bias = true, .channels_last = options.channels_last, .device = options.device}));
+      if (options.batch_norm) {
+        layer.norm = features.register_module(std::to_string(number++),
+                                              ops::BatchNorm2d(width, options.device));
+      }
+      ++number;
+      stage.layers.push_back(layer);
+      in = width;
+    }
+    stage.name = format("features.{}", number++);
+    stages_.push_back(std::move(stage));
+  }
+
+  auto& classifier = name_group(*this, "classifier");
+  const auto add = [&](int place, int64_t from, int64_t to) {
+    classifier_.push_back(classifier.register_module(
+        std::to_string(place),
+        ops::Linear(from, to, ops::LinearOptions{.std = 0.01, .device = options.device})));
+  };
+  add(0, in * options.pooled * options.pooled, options.hidden);
+  add(3, options.hidden, options.hidden);
+  add(6, options.hidden, options.classes);
+}
+
+torch::Tensor VggImpl::forward(torch::Tensor x) {
+  if (options_.channels_last) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
+  for (auto& stage : stages_) {
+    for (auto& [conv, norm] : stage.layers) {
+      x = conv(x);
+      if (norm) x = norm(x);
+      x.relu_();
+    }
+    x = checkpoint(torch::max_pool2d(x, 2, 2), stage.name);
+  }
+  x = torch::adaptive_avg_pool2d(x, {options_.pooled, options_.pooled}).flatten(1);
+  for (size_t i = 0; i + 1 < classifier_.size(); ++i) {
+    x = torch::dropout(classifier_[i](x).relu_(), options_.dropout, is_training());
+  }
+  return classifier_.back()(x);
+}
+
+torch::Tensor VggImpl::loss(const Batch& batch) {
+  return torch::cross_entropy_loss(forward(batch.data), batch.target, {}, at::Reduction::Mean, -100,
+                                   options_.label_smoothing);
+}
+
+ImageMetrics VggImpl::metrics(const Batch& batch) {
+  return image_metrics(forward(batch.data), batch.target, options_.label_smoothing);
+}
+
+std::vector<std::string> VggImpl::checkpoints() const {
+  std::vector<std::string> names;
+  for (const auto& stage : stages_) names.push_back(stage.name);
+  return names;
+}
+
+Vgg VGG16(const Vgg16Options& options) {
+  return Vgg(VggOptions{.batch_norm = options.batch_norm, .device = options.device});
+}
+
+}  // namespace fleet::applications

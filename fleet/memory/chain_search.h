@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fleet::memory {
+
+/// One way to run the stages [from, to) of a chain.
+struct ChainEdge {
+  int from = 0, to = 0;
+  int64_t held = 0;    // bytes that stay from its forward until its backward is over
+  int64_t need = 0;    // bytes it takes itself at its worst moment, what it holds included
+  double seconds = 0;  // more than if everything was kept
+};
+
+struct ChainPath {
+  bool is_feasible = false;
+  double seconds = 0;
+  int64_t peak = 0;        // of what the edges say
+  std::vector<int> edges;  // that it takes, in order
+};
+
+/// The quickest path from stage 0 to `stages` that never takes more than `limit` bytes: at each
+/// edge, what the edges before it hold and what it needs itself.
+///
+/// Exact while no stage has more than `max_labels` trade-offs between time and memory; then
+/// neighbours are merged, and what comes out still fits. O(edges x labels).
+ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t limit,
+                       size_t max_labels = 2000);
+
+}  // namespace fleet::memory

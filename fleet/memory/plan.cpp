@@ -1,0 +1,40 @@
+#include "fleet/memory/plan.h"
+
+#include <algorithm>
+
+#include "fleet/core/format.h"
+
+namespace fleet::memory {
+
+std::string Plan::describe() const {
+  const auto dropped = std::ranges::count_if(segments, &Segment::is_dropped);
+  const auto sent = std::ranges::count_if(segments, &Segment::is_offloaded);
+  auto text = format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
+                     dropped, segments.size(), std::ranges::count(rebuilt, 1));
+  if (sent > 0) text += format(", {} checkpoints sent out", sent);
+  return text;
+}
+
+bool PlannedPolicy::cut_before_op(const Tape& tape, const OpTraits& op) {
+  const auto next = static_cast<size_t>(tape.next_op());
+  if (!has_diverged_ && (next >= plan_.ops.size() || plan_.ops[next] != op.name)) {
+    has_diverged_ = true;
+  }
+  if (has_diverged_) return automatic_.cut_before_op(tape, op);
+  if (segment_ + 1 >= plan_.segments.size()) return false;
+  if (plan_.segments[segment_ + 1].first_op != tape.next_op()) return false;
+  ++segment_;
+  return true;
+}
+
+TapePolicy::Treatment PlannedPolicy::treatment(int /*segment*/) {
+  if (has_diverged_) return Treatment::kDrop;
+  return plan_.segments[segment_].is_dropped ? Treatment::kDropAtOnce : Treatment::kKeep;
+}
+
+bool PlannedPolicy::rebuilds_results_of(const OpRecord& op) {
+  return !has_diverged_ && static_cast<size_t>(op.index) < plan_.rebuilt.size() &&
+         plan_.rebuilt[static_cast<size_t>(op.index)] != 0;
+}
+
+}  // namespace fleet::memory

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fleet/memory/policies.h"
+#include "fleet/memory/tape.h"
+
+namespace fleet::memory {
+
+/// What becomes of the values of one forward, op by op. Made by `make_plan`, followed by
+/// PlannedPolicy.
+struct Plan {
+  struct Segment {
+    int first_op = 0;
+    bool is_dropped = false;    // given up at once, and rebuilt in backward
+    bool is_offloaded = false;  // what leaves it for later segments goes to disk
+  };
+  std::vector<Segment> segments;  // in order, the first at op 0
+  std::vector<char> rebuilt;      // by op: whether its values are rebuilt one by one
+  std::vector<std::string> ops;   // by name, to notice when the program is another one
+
+  int64_t budget = 0;
+  int64_t predicted_peak = 0;  // counted bytes, with parameters and all
+  double predicted_seconds = 0;
+  int64_t plain_peak = 0;  // if everything was kept
+  double plain_seconds = 0;
+
+  /// "24 of 49 segments recomputed, 120 values rebuilt one by one, 2 sent out".
+  std::string describe() const;
+};
+
+/// Follows a plan. A program that turns out to be another one is cut as AutomaticCuts would, which
+/// holds the least memory, and `has_diverged` says so.
+class PlannedPolicy final : public TapePolicy {
+ public:
+  explicit PlannedPolicy(const Plan& plan) : plan_(plan) {}
+
+  bool cut_before_op(const Tape& tape, const OpTraits& op) override;
+  Treatment treatment(int segment) override;
+  bool rebuilds_results_of(const OpRecord& op) override;
+  bool has_diverged() const { return has_diverged_; }
+
+ private:
+  const Plan& plan_;
+  AutomaticCuts automatic_{1 << 20, 2};
+  size_t segment_ = 0;
+  bool has_diverged_ = false;
+};
+
+}  // namespace fleet::memory

@@ -1,0 +1,358 @@
+#include "fleet/memory/plan_simulation.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fleet::memory {
+namespace {
+
+// Turns "from here on so much more or less" into "so much here".
+void accumulate(std::vector<int64_t>& changes) {
+  std::partial_sum(changes.begin(), changes.end(), changes.begin());
+}
+
+}  // namespace
+
+// What becomes of the blocks that ops of a stretch save, and what that takes.
+struct PlanSimulation::Fates {
+  explicit Fates(size_t blocks)
+      : fate(blocks, Fate::kNone), released(blocks, StepProfile::kNever), first_save(blocks, -1) {}
+
+  void hold(int block, int until) {
+    auto& release = released[static_cast<size_t>(block)];
+    release = std::min(release, until);
+    fate[static_cast<size_t>(block)] = Fate::kHeld;
+    touched.push_back(block);
+  }
+
+  std::vector<Fate> fate;
+  std::vector<int> released;    // by block: held until the backward of this op is over
+  std::vector<int> first_save;  // the first op of the stretch that saved it
+  std::vector<int> touched;
+  struct Alone {
+    int op;         // that saved it
+    int block;      // rebuilt when that op's backward asks
+    int64_t bytes;  // at the height of it
+  };
+  std::vector<Alone> alone;
+  std::vector<char> replayed;  // by op - begin
+  double seconds = 0;
+  int64_t mask_bytes = 0;
+};
+
+PlanSimulation::PlanSimulation(const StepProfile& profile) : profile_(profile) {
+  const auto ops = profile.ops.size();
+  const auto blocks = profile.blocks.size();
+  alive_.assign(ops + 2, 0);
+  saved_.assign(ops + 1, 0);
+  last_use_.assign(blocks, -1);
+  std::vector<char> seen(blocks, 0);
+  for (size_t k = 0; k < ops; ++k) {
+    for (const int b : profile.ops[k].reads)
+      last_use_[static_cast<size_t>(b)] = static_cast<int>(k);
+    for (const int b : profile.ops[k].saves) {
+      last_use_[static_cast<size_t>(b)] = static_cast<int>(k);
+      if (!seen[static_cast<size_t>(b)])
+        saved_[k + 1] += profile.blocks[static_cast<size_t>(b)].bytes;
+      seen[static_cast<size_t>(b)] = 1;
+    }
+  }
+  accumulate(saved_);
+  for (const auto& block : profile.blocks) {
+    const auto end = std::min<size_t>(static_cast<size_t>(block.dead), ops);
+    if (end <= static_cast<size_t>(block.made)) continue;
+    alive_[static_cast<size_t>(block.made) + 1] += block.bytes;
+    alive_[end] -= block.bytes;
+  }
+  accumulate(alive_);
+}
+
+bool PlanSimulation::collect(int block, int before, int begin, const std::vector<char>& rebuilt,
+                             const Fates& fates, std::vector<int>& ops) const {
+  const auto& entry = profile_.blocks[static_cast<size_t>(block)];
+  if (entry.made < begin) return true;  // kept, since it comes from before
+  const auto fate = fates.fate[static_cast<size_t>(block)];
+  if (fate == Fate::kHeld || fate == Fate::kRegion) return true;
+  if (!collect_op(entry.made, begin, rebuilt, fates, ops)) return false;
+  return std::ranges::all_of(entry.writers, [&](int writer) {
+    return writer >= before || collect_op(writer, begin, rebuilt, fates, ops);
+  });
+}
+
+bool PlanSimulation::collect_op(int op, int begin, const std::vector<char>& rebuilt,
+                                const Fates& fates, std::vector<int>& ops) const {
+  if (op < begin) return false;
+  if (std::ranges::find(ops, op) != ops.end()) return true;
+  const auto& entry = profile_.ops[static_cast<size_t>(op)];
+  if (!entry.can_replay || !(entry.is_view || rebuilt[static_cast<size_t>(op)])) return false;
+  ops.push_back(op);
+  return std::ranges::all_of(
+      entry.reads, [&](int block) { return collect(block, op, begin, rebuilt, fates, ops); });
+}
+
+void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt,
+                            Fates& fates) const {
+  fates.replayed.assign(static_cast<size_t>(end - begin), 0);
+  std::vector<int> region;  // blocks that the region rebuilds
+  int first_saving = end;
+  for (int k = begin; k < end; ++k) {
+    const auto& op = profile_.ops[static_cast<size_t>(k)];
+    for (const int b : op.saves) {
+      const auto& block = profile_.blocks[static_cast<size_t>(b)];
+      first_saving = std::min(first_saving, k);
+      auto& fate = fates.fate[static_cast<size_t>(b)];
+      if (fates.first_save[static_cast<size_t>(b)] < 0) {
+        fates.first_save[static_cast<size_t>(b)] = k;
+        fates.touched.push_back(b);
+      }
+      if (block.made < begin || fate == Fate::kHeld) {
+        fates.hold(b, k);
+        continue;
+      }
+      if (fate == Fate::kAlone) {
+        fates.alone.push_back({.op = k, .block = b, .bytes = block.bytes});
+        continue;
+      }
+      if (fate == Fate::kRegion) continue;
+      std::vector<int> ops;
+      bool is_alone = rebuilt[static_cast<size_t>(block.made)] &&
+                      collect_op(block.made, begin, rebuilt, fates, ops);
+      is_alone = is_alone && std::ranges::all_of(block.writers, [&](int writer) {
+                   return writer > k || collect_op(writer, begin, rebuilt, fates, ops);
+                 });
+      if (is_alone) {
+        fate = Fate::kAlone;
+        int64_t height = 0;
+        for (const int o : ops) {
+          const auto& entry = profile_.ops[static_cast<size_t>(o)];
+          fates.seconds += entry.replay_seconds;
+          height += std::max(entry.made_bytes, entry.transient);
+          for (const int r : entry.reads) {
+            if (profile_.blocks[static_cast<size_t>(r)].made < begin) fates.hold(r, k);
+          }
+        }
+        fates.alone.push_back({.op = k, .block = b, .bytes = std::max(height, block.bytes)});
+        if (block.is_mask) fates.mask_bytes += StepProfile::bits_of(block);
+      } else if (is_dropped && op.can_replay) {
+        fate = Fate::kRegion;
+        region.push_back(b);
+        if (block.is_mask) fates.mask_bytes += StepProfile::bits_of(block);
+      } else {
+        fates.hold(b, k);
+      }
+    }
+  }
+  if (region.empty()) return;
+  // The ops that the region's replay calls.
+  std::vector<int> todo;
+  const auto need = [&](int op) {
+    if (op < begin || fates.replayed[static_cast<size_t>(op - begin)]) return;
+    fates.replayed[static_cast<size_t>(op - begin)] = 1;
+    todo.push_back(op);
+  };
+  for (const int b : region) {
+    const auto& block = profile_.blocks[static_cast<size_t>(b)];
+    need(block.made);
+    for (const int writer : block.writers) {
+      if (writer < end) need(writer);
+    }
+  }
+  while (!todo.empty()) {
+    const int op = todo.back();
+    todo.pop_back();
+    const auto& entry = profile_.ops[static_cast<size_t>(op)];
+    fates.seconds += entry.replay_seconds;
+    for (const int n : entry.needs) {
+      if (n >= begin) need(n);
+    }
+    for (const int r : entry.reads) {
+      if (profile_.blocks[static_cast<size_t>(r)].made < begin) fates.hold(r, first_saving);
+    }
+  }
+}
+
+PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_dropped,
+                                                const std::vector<char>& rebuilt) const {
+  Fates fates(profile_.blocks.size());
+  follow(begin, end, is_dropped, rebuilt, fates);
+  Stretch result{.seconds = fates.seconds};
+  const auto n = static_cast<size_t>(end - begin);
+  std::vector<int64_t> forward(n + 1, 0), backward(n + 1, 0);
+  std::vector<int64_t> replay(n + 1, 0);
+  result.held = fates.mask_bytes;
+  for (int k = begin; k < end; ++k) {
+    for (const int b : profile_.ops[static_cast<size_t>(k)].makes) {
+      const auto& block = profile_.blocks[static_cast<size_t>(b)];
+      const auto fate = fates.fate[static_cast<size_t>(b)];
+      const bool leaves = block.dead > end && last_use_[static_cast<size_t>(b)] >= end;
+      const bool held = fate == Fate::kHeld || leaves;
+      const auto made = static_cast<size_t>(k - begin);
+      if (held) {
+        result.held += block.bytes;
+        if (leaves) result.leaving += block.bytes;
+        const int release = fate == Fate::kHeld ? fates.released[static_cast<size_t>(b)] : begin;
+        backward[static_cast<size_t>(std::max(release, begin) - begin)] += block.bytes;
+      } else if (fate == Fate::kRegion) {
+        const int first = fates.first_save[static_cast<size_t>(b)];
+        backward[static_cast<size_t>(first - begin)] += block.bytes;
+      }
+      const auto last =
+          held ? n : std::min<size_t>(n, static_cast<size_t>(std::max(block.dead - begin, 0)));
+      if (last > made + 1) {
+        forward[made + 1] += block.bytes;
+        forward[last] -= block.bytes;
+      }
+      // While the region is replayed: until its last reader among the replayed ops.
+      if (fates.replayed[made]) {
+        size_t until = fate == Fate::kRegion ? n : made + 1;
+        for (size_t r = made + 1; r < n && until < n; ++r) {
+          if (!fates.replayed[r]) continue;
+          const auto& reads = profile_.ops[r + static_cast<size_t>(begin)].reads;
+          if (std::ranges::find(reads, b) != reads.end()) until = r + 1;
+        }
+        if (!held) {
+          replay[made] += block.bytes;
+          replay[until] -= block.bytes;
+        }
+      }
+    }
+  }
+  accumulate(forward);
+  accumulate(backward);
+  accumulate(replay);
+  int64_t height = 0;
+  const int64_t at_end = profile_.ops[static_cast<size_t>(end) - 1].gradient_bytes;
+  for (size_t i = 0; i < n; ++i) {
+    const auto& op = profile_.ops[i + static_cast<size_t>(begin)];
+    height = std::max(height, forward[i] + op.transient);
+    if (op.has_backward) {
+      height = std::max(height, backward[i] + op.gradient_bytes + op.backward_transient);
+    }
+    if (fates.replayed[i]) {
+      height = std::max(height, result.held + replay[i] + at_end +
+                                    std::max<int64_t>(op.transient - op.made_bytes, 0));
+    }
+  }
+  for (const auto& alone : fates.alone) {
+    const auto i = static_cast<size_t>(alone.op - begin);
+    const auto& op = profile_.ops[static_cast<size_t>(alone.op)];
+    height =
+        std::max(height, backward[i] + op.gradient_bytes + op.backward_transient + alone.bytes);
+  }
+  result.need = height;
+  return result;
+}
+
+PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
+  const auto n = profile_.ops.size();
+  Prediction result;
+  result.seconds = profile_.plain_seconds();
+  std::vector<int64_t> forward(n + 1, profile_.base), backward(n + 1, 0), extra(n + 1, 0);
+  std::vector<int64_t> replay_height(n + 1, 0);  // at the op whose backward starts a replay
+  std::vector<int64_t> change_forward(n + 2, 0), change_backward(n + 2, 0);
+  std::vector<int> held_until(profile_.blocks.size(), StepProfile::kNever);
+  const auto bytes = [&](int b) { return profile_.blocks[static_cast<size_t>(b)].bytes; };
+
+  struct Replayed {
+    int begin, end;
+    Fates fates;
+  };
+  std::vector<Replayed> regions;
+  for (size_t s = 0; s < plan.segments.size(); ++s) {
+    const int begin = plan.segments[s].first_op;
+    const int end =
+        s + 1 < plan.segments.size() ? plan.segments[s + 1].first_op : static_cast<int>(n);
+    regions.push_back({begin, end, Fates(profile_.blocks.size())});
+    auto& fates = regions.back().fates;
+    follow(begin, end, plan.segments[s].is_dropped, plan.rebuilt, fates);
+    result.seconds += fates.seconds;
+    change_forward[static_cast<size_t>(end)] += fates.mask_bytes;
+    change_backward[static_cast<size_t>(begin)] += fates.mask_bytes;
+    for (const int b : fates.touched) {
+      if (fates.fate[static_cast<size_t>(b)] != Fate::kHeld) continue;
+      auto& until = held_until[static_cast<size_t>(b)];
+      until = std::min(until, fates.released[static_cast<size_t>(b)]);
+    }
+  }
+  for (size_t b = 0; b < profile_.blocks.size(); ++b) {
+    const auto& block = profile_.blocks[b];
+    const bool is_held = held_until[b] != StepProfile::kNever;
+    const auto end = is_held ? n : std::min<size_t>(n, static_cast<size_t>(block.dead));
+    if (end > static_cast<size_t>(block.made) + 1) {
+      change_forward[static_cast<size_t>(block.made) + 1] += block.bytes;
+      change_forward[end] -= block.bytes;
+    }
+    if (is_held) change_backward[static_cast<size_t>(held_until[b])] += block.bytes;
+  }
+  // What regions and single rebuilds bring back for a while.
+  for (const auto& region : regions) {
+    const auto begin = static_cast<size_t>(region.begin), end = static_cast<size_t>(region.end);
+    if (begin == end) continue;
+    std::vector<int64_t> replay(end - begin + 1, 0);
+    int starts = -1;
+    for (size_t k = begin; k < end; ++k) {
+      const auto& op = profile_.ops[k];
+      bool saves_region = false;
+      for (const int b : op.saves)
+        saves_region |= region.fates.fate[static_cast<size_t>(b)] == Fate::kRegion;
+      if (saves_region) starts = static_cast<int>(k);
+      for (const int b : op.makes) {
+        if (held_until[static_cast<size_t>(b)] != StepProfile::kNever) continue;
+        const bool captured = region.fates.fate[static_cast<size_t>(b)] == Fate::kRegion;
+        if (captured) {
+          const auto first = static_cast<size_t>(region.fates.first_save[static_cast<size_t>(b)]);
+          extra[first] += bytes(b);
+          extra[end] -= bytes(b);
+        }
+        if (!region.fates.replayed[k - begin]) continue;
+        size_t until = captured ? end - begin : k - begin + 1;
+        for (size_t r = k + 1; r < end && until < end - begin; ++r) {
+          if (!region.fates.replayed[r - begin]) continue;
+          const auto& reads = profile_.ops[r].reads;
+          if (std::ranges::find(reads, b) != reads.end()) until = r - begin + 1;
+        }
+        replay[k - begin] += bytes(b);
+        replay[until] -= bytes(b);
+      }
+    }
+    if (starts < 0) continue;
+    accumulate(replay);
+    int64_t height = 0;
+    for (size_t k = begin; k < end; ++k) {
+      if (!region.fates.replayed[k - begin]) continue;
+      const auto& op = profile_.ops[k];
+      height =
+          std::max(height, replay[k - begin] + std::max<int64_t>(op.transient - op.made_bytes, 0));
+    }
+    replay_height[static_cast<size_t>(starts)] = height;
+  }
+  accumulate(change_forward);
+  accumulate(change_backward);
+  accumulate(extra);
+  for (size_t k = 0; k < n; ++k) {
+    result.forward.push_back(profile_.base + change_forward[k] + profile_.ops[k].transient);
+  }
+  for (size_t k = 0; k < n; ++k) {
+    const auto& op = profile_.ops[k];
+    const auto here = profile_.base + change_backward[k];
+    auto height = here + extra[k];
+    if (op.has_backward) height += op.gradient_bytes + op.backward_transient;
+    height = std::max(height, here + op.gradient_bytes + replay_height[k]);
+    backward[k] = height;
+  }
+  for (const auto& region : regions) {
+    for (const auto& alone : region.fates.alone) {
+      const auto k = static_cast<size_t>(alone.op);
+      const auto& op = profile_.ops[k];
+      backward[k] =
+          std::max(backward[k], profile_.base + change_backward[k] + extra[k] + op.gradient_bytes +
+                                    op.backward_transient + alone.bytes);
+    }
+  }
+  result.backward.assign(backward.rbegin() + 1, backward.rend());
+  for (const auto height : result.forward) result.peak = std::max(result.peak, height);
+  for (const auto height : result.backward) result.peak = std::max(result.peak, height);
+  return result;
+}
+
+}  // namespace fleet::memory

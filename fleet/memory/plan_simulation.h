@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fleet/memory/plan.h"
+#include "fleet/memory/step_profile.h"
+
+namespace fleet::memory {
+
+/// What a plan would do to a measured step, worked out by the rules by which the tape itself goes.
+class PlanSimulation {
+ public:
+  explicit PlanSimulation(const StepProfile& profile);
+
+  struct Prediction {
+    int64_t peak = 0;
+    double seconds = 0;  // of the step
+    // Bytes before and in each op's forward, then in each op's backward, the last op first.
+    std::vector<int64_t> forward, backward;
+  };
+  Prediction predict(const Plan& plan) const;
+
+  /// A stretch of ops [begin, end) by itself; see ChainEdge.
+  struct Stretch {
+    int64_t held = 0;
+    int64_t need = 0;
+    double seconds = 0;
+    int64_t leaving = 0;  // of `held`: what later ops use
+  };
+  Stretch stretch(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt) const;
+
+  /// The user's program holds so much of what the forward made when this op begins.
+  int64_t alive_before(int op) const { return alive_[static_cast<size_t>(op)]; }
+  /// Saved by ops before this one, each block once.
+  int64_t saved_before(int op) const { return saved_[static_cast<size_t>(op)]; }
+
+ private:
+  enum class Fate : char { kNone, kHeld, kRegion, kAlone };
+  struct Fates;  // of the blocks of a stretch
+  void follow(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt,
+              Fates& fates) const;
+  bool collect(int block, int before, int begin, const std::vector<char>& rebuilt,
+               const Fates& fates, std::vector<int>& ops) const;
+  bool collect_op(int op, int begin, const std::vector<char>& rebuilt, const Fates& fates,
+                  std::vector<int>& ops) const;
+
+  const StepProfile& profile_;
+  std::vector<int64_t> alive_, saved_;
+  std::vector<int> last_use_;  // by block: the last op that reads or saves it
+};
+
+}  // namespace fleet::memory

@@ -1,0 +1,241 @@
+#include "fleet/memory/planner.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "fleet/core/error.h"
+#include "fleet/memory/chain_search.h"
+#include "fleet/memory/plan_simulation.h"
+
+namespace fleet::memory {
+namespace {
+
+// Which ops' values are rebuilt one by one: the cheapest per byte first, until rebuilding all of
+// them would take such a share of the step.
+constexpr double kLevels[] = {0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16};
+constexpr int64_t kSmallest = 32 << 10;  // bytes of values that are worth it
+constexpr int kLongest = 20;             // stages in one segment
+
+using OpSet = std::vector<char>;
+
+std::vector<OpSet> levels_of(const StepProfile& profile) {
+  const auto n = profile.ops.size();
+  std::vector<int64_t> bytes(n, 0);
+  std::vector<double> seconds(n, 0);
+  std::vector<char> seen(profile.blocks.size(), 0);
+  std::vector<int> order;
+  for (const auto& op : profile.ops) {
+    for (const int b : op.saves) {
+      if (std::exchange(seen[static_cast<size_t>(b)], 1)) continue;
+      const auto& block = profile.blocks[static_cast<size_t>(b)];
+      const auto maker = static_cast<size_t>(block.made);
+      bytes[maker] += block.bytes;
+      for (const int writer : block.writers) {
+        seconds[maker] += profile.ops[static_cast<size_t>(writer)].replay_seconds;
+      }
+    }
+  }
+  for (size_t k = 0; k < n; ++k) {
+    seconds[k] += profile.ops[k].replay_seconds;
+    if (bytes[k] >= kSmallest && profile.ops[k].can_replay) order.push_back(static_cast<int>(k));
+  }
+  std::ranges::sort(order, {}, [&](int k) {
+    return seconds[static_cast<size_t>(k)] / static_cast<double>(bytes[static_cast<size_t>(k)]);
+  });
+  std::vector<OpSet> levels;
+  for (const double share : kLevels) {
+    OpSet level(n, 0);
+    double left = share * profile.plain_seconds();
+    for (const int k : order) {
+      left -= seconds[static_cast<size_t>(k)];
+      if (left < 0) break;
+      level[static_cast<size_t>(k)] = 1;
+    }
+    // Ops that write in place to what such an op made go with it.
+    for (const auto& block : profile.blocks) {
+      if (!level[static_cast<size_t>(block.made)]) continue;
+      for (const int writer : block.writers) level[static_cast<size_t>(writer)] = 1;
+    }
+    if (levels.empty() || levels.back() != level) levels.push_back(std::move(level));
+  }
+  return levels;
+}
+
+Plan empty_plan(const StepProfile& profile) {
+  Plan plan;
+  plan.rebuilt.assign(profile.ops.size(), 0);
+  for (const auto& op : profile.ops) plan.ops.push_back(op.name);
+  plan.plain_seconds = profile.plain_seconds();
+  return plan;
+}
+
+void predict(Plan& plan, const PlanSimulation& simulation) {
+  const auto prediction = simulation.predict(plan);
+  plan.predicted_peak = prediction.peak;
+  plan.predicted_seconds = prediction.seconds;
+}
+
+struct Choice {
+  bool is_dropped = false;
+  size_t level = 0;
+};
+
+class Search {
+ public:
+  Search(const StepProfile& profile, const PlanOptions& options)
+      : profile_(profile),
+        options_(options),
+        simulation_(profile),
+        cuts_(find_cuts(profile, options.stages)),
+        levels_(levels_of(profile)) {
+    for (int i = 0; i < stages(); ++i) {
+      for (size_t level = 0; level < levels_.size(); ++level) add(i, i + 1, {false, level});
+      for (int j = i + 1; j <= std::min(stages(), i + kLongest); ++j) {
+        for (size_t level = 0; level < levels_.size(); level += 2) add(i, j, {true, level});
+      }
+    }
+  }
+
+  int stages() const { return static_cast<int>(cuts_.size()); }
+
+  // The quickest plan whose edges say that they take no more than `limit`.
+  std::optional<Plan> within(int64_t limit) const {
+    const auto path = search_chain(stages(), edges_, limit, /*max_labels=*/400);
+    if (!path.is_feasible) return std::nullopt;
+    auto plan = empty_plan(profile_);
+    for (const int e : path.edges) {
+      const auto& edge = edges_[static_cast<size_t>(e)];
+      const auto& choice = choices_[static_cast<size_t>(e)];
+      // Neighbours that are kept are one segment.
+      const bool joins =
+          !plan.segments.empty() && !choice.is_dropped && !plan.segments.back().is_dropped;
+      if (!joins) {
+        plan.segments.push_back(
+            {.first_op = cuts_[static_cast<size_t>(edge.from)], .is_dropped = choice.is_dropped});
+      }
+      for (int k = cuts_[static_cast<size_t>(edge.from)]; k < end_of(edge.to); ++k) {
+        plan.rebuilt[static_cast<size_t>(k)] = levels_[choice.level][static_cast<size_t>(k)];
+      }
+    }
+    plan.budget = options_.budget;
+    predict(plan, simulation_);
+    return plan;
+  }
+
+  // The edges know only themselves: what they say is corrected by what the whole plan would take.
+  std::optional<Plan> best() const {
+    std::optional<Plan> best;
+    int64_t limit = options_.budget - profile_.base;
+    int64_t low = 0, high = 0;  // limits known to be within, and above, the budget
+    for (int round = 0; round < 12; ++round) {
+      auto plan = within(limit);
+      const bool fits = plan && plan->predicted_peak <= options_.budget;
+      if (fits && (!best || plan->predicted_seconds < best->predicted_seconds)) best = plan;
+      if (fits) {
+        low = std::max(low, limit);
+        if (plan->predicted_peak > options_.budget - options_.budget / 200) break;
+        limit = high ? (low + high) / 2 : limit + (options_.budget - plan->predicted_peak);
+      } else if (plan) {
+        high = high ? std::min(high, limit) : limit;
+        limit = low ? (low + high) / 2 : limit - (plan->predicted_peak - options_.budget);
+      } else {  // the edges claim too much
+        if (high && low >= high) break;
+        low = std::max(low, limit);
+        limit = high ? (low + high) / 2 : limit + limit / 8 + 1;
+      }
+      if (high && high - low < options_.budget / 1000) break;
+    }
+    return best;
+  }
+
+ private:
+  int end_of(int stage) const {
+    return stage < stages() ? cuts_[static_cast<size_t>(stage)]
+                            : static_cast<int>(profile_.ops.size());
+  }
+
+  void add(int from, int to, Choice choice) {
+    const auto stretch = simulation_.stretch(cuts_[static_cast<size_t>(from)], end_of(to),
+                                             choice.is_dropped, levels_[choice.level]);
+    const ChainEdge edge{.from = from,
+                         .to = to,
+                         .held = stretch.held,
+                         .need = stretch.need,
+                         .seconds = stretch.seconds};
+    // No better than the one before it, which rebuilds less.
+    if (choice.level > 0 && !edges_.empty()) {
+      const auto& last = edges_.back();
+      if (last.from == from && last.to == to && choices_.back().is_dropped == choice.is_dropped &&
+          last.held <= edge.held && last.need <= edge.need) {
+        return;
+      }
+    }
+    edges_.push_back(edge);
+    choices_.push_back(choice);
+  }
+
+  const StepProfile& profile_;
+  PlanOptions options_;
+  PlanSimulation simulation_;
+  std::vector<int> cuts_;
+  std::vector<OpSet> levels_;
+  std::vector<ChainEdge> edges_;
+  std::vector<Choice> choices_;
+};
+
+}  // namespace
+
+std::vector<int> find_cuts(const StepProfile& profile, int stages) {
+  const PlanSimulation simulation(profile);
+  const auto n = static_cast<int>(profile.ops.size());
+  const auto share = std::max<int64_t>(profile.saved_bytes() / std::max(stages, 1), 1);
+  std::vector<int> cuts{0};
+  int next = 1;
+  while (next < n) {
+    const auto from = simulation.saved_before(cuts.back());
+    int best = -1;
+    for (; next < n; ++next) {
+      const auto saved = simulation.saved_before(next) - from;
+      if (saved < share / 2) continue;
+      if (best >= 0 && saved > 2 * share) break;
+      if (best < 0 || simulation.alive_before(next) < simulation.alive_before(best)) best = next;
+    }
+    if (best < 0) break;
+    cuts.push_back(best);
+    next = best + 1;
+  }
+  return cuts;
+}
+
+Plan keep_everything(const StepProfile& profile) {
+  auto plan = empty_plan(profile);
+  plan.segments.push_back({});
+  predict(plan, PlanSimulation(profile));
+  plan.plain_peak = plan.predicted_peak;
+  return plan;
+}
+
+Plan least_memory(const StepProfile& profile, const PlanOptions& options) {
+  const Search search(profile, options);
+  // The least limit that some path keeps to.
+  int64_t low = 0, high = keep_everything(profile).predicted_peak;
+  std::optional<Plan> least;
+  while (high - low > std::max<int64_t>(high / 500, 1)) {
+    const auto middle = low + (high - low) / 2;
+    auto plan = search.within(middle);
+    if (plan && (!least || plan->predicted_peak < least->predicted_peak)) least = plan;
+    (plan ? high : low) = middle;
+  }
+  return least ? *least : keep_everything(profile);
+}
+
+std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& options) {
+  auto plain = keep_everything(profile);
+  plain.budget = options.budget;
+  if (plain.predicted_peak <= options.budget) return plain;
+  auto plan = Search(profile, options).best();
+  if (plan) plan->plain_peak = plain.predicted_peak;
+  return plan;
+}
+
+}  // namespace fleet::memory

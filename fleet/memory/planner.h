@@ -1,0 +1,30 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "fleet/memory/plan.h"
+#include "fleet/memory/step_profile.h"
+
+namespace fleet::memory {
+
+struct PlanOptions {
+  int64_t budget = 0;  // counted bytes, with parameters and all
+  // At most so many stages; more find better plans and take longer to search.
+  int stages = 72;
+};
+
+/// The quickest way to run the step that was measured within a budget: where to cut it, which
+/// segments to recompute, and which values to rebuild one by one. Empty when the budget is below
+/// what `least_memory` says.
+std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& options);
+
+/// Everything kept, and every stage recomputed: the two ends of what a plan can do.
+Plan keep_everything(const StepProfile& profile);
+Plan least_memory(const StepProfile& profile, const PlanOptions& options = {});
+
+/// Where the forward may be cut: op by op, the places where the user's program holds least, about
+/// `stages` of them at equal shares of what is saved.
+std::vector<int> find_cuts(const StepProfile& profile, int stages);
+
+}  // namespace fleet::memory

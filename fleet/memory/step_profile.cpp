@@ -1,0 +1,126 @@
+#include "fleet/memory/step_profile.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace fleet::memory {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+int64_t StepProfile::saved_bytes() const {
+  std::vector<char> saved(blocks.size(), 0);
+  for (const auto& op : ops) {
+    for (const int block : op.saves) saved[static_cast<size_t>(block)] = 1;
+  }
+  int64_t bytes = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) bytes += saved[i] ? blocks[i].bytes : 0;
+  return bytes;
+}
+
+Profiler::Profiler(MemoryCounter& counter) : counter_(counter), began_(Clock::now()) {
+  profile_.base = counter_.live();
+  counter_.take_window_peak();
+}
+
+void Profiler::op_begins(int op) {
+  profile_.ops.resize(static_cast<size_t>(op) + 1);
+  profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
+  op_live_ = counter_.live();
+  op_began_ = Clock::now();
+}
+
+void Profiler::op_returned() {
+  auto& op = profile_.ops.back();
+  op.seconds = op.replay_seconds = seconds_since(op_began_);
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  op.transient = peak - op_live_;  // its results are taken off once they are known
+}
+
+int Profiler::add_block(const StepProfile::Block& block) {
+  profile_.blocks.push_back(block);
+  return static_cast<int>(profile_.blocks.size()) - 1;
+}
+
+void Profiler::kept(int block, const std::shared_ptr<KeptValue>& kept) {
+  kept_.emplace_back(block, kept);
+}
+
+void Profiler::forward_ended() {
+  profile_.forward_seconds = seconds_since(began_);
+  profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
+  node_began_ = Clock::now();
+}
+
+// What the tape still holds of the forward, each piece of memory once.
+int64_t Profiler::held_bytes() {
+  std::unordered_set<const void*> seen;
+  int64_t bytes = 0;
+  std::erase_if(kept_, [](const auto& entry) { return entry.second.expired(); });
+  for (const auto& [block, entry] : kept_) {
+    const auto value = entry.lock();
+    if (!value || !value->is_here() || !value->tensor().has_storage()) continue;
+    const auto& storage = value->tensor().storage();
+    if (seen.insert(storage.unsafeGetStorageImpl()).second) {
+      bytes += static_cast<int64_t>((storage.nbytes() + 63) / 64 * 64);
+    }
+  }
+  return bytes;
+}
+
+// Of dropouts whose masks were given up and are not yet done with.
+int64_t Profiler::mask_bits_until(int op) const {
+  int64_t bytes = 0;
+  for (const auto& block : profile_.blocks) {
+    if (block.is_mask && block.made <= op) bytes += StepProfile::bits_of(block);
+  }
+  return bytes;
+}
+
+void Profiler::close_node() {
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  const double seconds = seconds_since(node_began_) - rebuild_seconds_of_node_;
+  if (node_ >= 0) {
+    auto& op = profile_.ops[static_cast<size_t>(node_)];
+    op.backward_transient = std::max(op.backward_transient, peak - node_live_);
+    op.backward_seconds += seconds;
+  }
+  profile_.backward_seconds += seconds;
+  node_began_ = Clock::now();
+  rebuild_seconds_of_node_ = 0;
+}
+
+void Profiler::unpacked(int op, int64_t handed_out) {
+  if (op < 0) return;
+  close_node();
+  if (node_ != op) node_handed_out_ = 0;
+  node_handed_out_ += handed_out;
+  node_ = op;
+  auto& entry = profile_.ops[static_cast<size_t>(op)];
+  node_live_ = counter_.live();
+  entry.has_backward = true;
+  entry.gradient_bytes = std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() -
+                                                            node_handed_out_ - mask_bits_until(op));
+}
+
+void Profiler::replayed(int op, double seconds) {
+  profile_.ops[static_cast<size_t>(op)].replay_seconds = seconds;
+}
+
+void Profiler::rebuilt(double seconds) { rebuild_seconds_of_node_ += seconds; }
+
+StepProfile Profiler::finish() {
+  close_node();
+  node_ = -1;
+  return std::move(profile_);
+}
+
+}  // namespace fleet::memory

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fleet/memory/kept_value.h"
+#include "fleet/memory/memory_counter.h"
+#include "fleet/memory/region.h"
+
+namespace fleet::memory {
+
+/// One forward and backward, as measured: what a plan is made from.
+struct StepProfile {
+  static constexpr int kNever = std::numeric_limits<int>::max();
+
+  /// A piece of memory that the forward made.
+  struct Block {
+    int64_t bytes = 0;
+    int made = 0;                   // op
+    int dead = kNever;              // before this op the user's program had let go of it
+    bool is_mask = false;           // of a dropout: kept as bits when it is given up
+    std::vector<int> writers = {};  // ops that changed it in place
+  };
+
+  struct Op {
+    std::string name;
+    double seconds = 0;
+    double replay_seconds = 0;  // when it is called again; as `seconds` where nobody did
+    int64_t transient = 0;      // bytes that came and went inside it
+    int64_t made_bytes = 0;     // of its results
+    std::vector<int> saves;     // blocks that autograd saved
+    std::vector<int> reads;     // blocks
+    std::vector<int> needs;     // ops that made what it reads
+    std::vector<int> makes;     // blocks
+    bool can_replay = true;
+    bool is_view = false;
+    // Of the backward node that asked for its saves:
+    bool has_backward = false;
+    int64_t gradient_bytes = 0;      // alive beside what the forward made
+    int64_t backward_transient = 0;  // above that, until the next such node
+    double backward_seconds = 0;     // without replays
+  };
+
+  /// What a mask takes once it is given up.
+  static int64_t bits_of(const Block& mask) { return mask.bytes / 32; }
+
+  std::vector<Block> blocks;
+  std::vector<Op> ops;
+  int64_t base = 0;  // alive before the forward: parameters, gradients, data
+  double forward_seconds = 0;
+  double backward_seconds = 0;  // without replays
+  int64_t measured_peak = 0;    // of the step that was measured, as it was run
+
+  double plain_seconds() const { return forward_seconds + backward_seconds; }
+  int64_t saved_bytes() const;
+};
+
+/// Measures a step: given to a Tape, and asked for the result after backward.
+class Profiler final : public ReplayListener {
+ public:
+  explicit Profiler(MemoryCounter& counter);
+
+  // From the tape, in this order for every op.
+  void op_begins(int op);
+  void op_returned();
+  StepProfile::Op& op() { return profile_.ops.back(); }
+  int add_block(const StepProfile::Block& block);
+  void kept(int block, const std::shared_ptr<KeptValue>& kept);
+  StepProfile::Block& block(int number) { return profile_.blocks[static_cast<size_t>(number)]; }
+  void forward_ended();
+
+  // From what the tape left behind.
+  // `handed_out`: bytes that only the backward node holds now.
+  void unpacked(int op, int64_t handed_out);
+  void replayed(int op, double seconds) override;
+  void rebuilt(double seconds) override;
+
+  /// After backward.
+  StepProfile finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  int64_t held_bytes();
+  int64_t mask_bits_until(int op) const;
+  void close_node();
+
+  MemoryCounter& counter_;
+  StepProfile profile_;
+  std::vector<std::pair<int, std::weak_ptr<KeptValue>>> kept_;  // with block
+  Clock::time_point began_, op_began_, node_began_;
+  double rebuild_seconds_of_node_ = 0;
+  int64_t op_live_ = 0, node_live_ = 0;
+  int node_ = -1;  // the op whose backward runs
+  int64_t node_handed_out_ = 0;
+};
+
+}  // namespace fleet::memory

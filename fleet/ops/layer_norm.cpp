@@ -1,0 +1,25 @@
+#include "fleet/ops/layer_norm.h"
+
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+namespace fleet::ops {
+
+LayerNormImpl::LayerNormImpl(int64_t width, const LayerNormOptions& options) : eps_(options.eps) {
+  weight = register_parameter("weight", torch::ones({width}, options.device));
+  bias = register_parameter("bias", torch::zeros({width}, options.device));
+}
+
+torch::Tensor LayerNormImpl::forward(const torch::Tensor& x) {
+  return torch::layer_norm(x, weight.sizes(), weight, bias, eps_);
+}
+
+torch::Tensor add_norm(const torch::Tensor& x, const torch::Tensor& residual, LayerNorm& norm,
+                       double dropout) {
+  const bool drops = dropout > 0 && norm->is_training();
+  return norm((drops ? torch::dropout(x, dropout, /*train=*/true) : x) + residual);
+}
+
+}  // namespace fleet::ops

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+namespace fleet::ops {
+
+struct LinearOptions {
+  bool bias = true;   // starts at zero
+  double std = 0.02;  // the weights start from a normal distribution of this width; 0: from zero
+  torch::Device device = torch::kCPU;
+};
+
+/// x W^T + b, named as the engine's own. Unlike that one it is made where it is wanted, on the meta
+/// device too, and filled once.
+///
+///   Linear dense(1024, 4096, LinearOptions{.device = torch::kMeta});
+///   auto y = dense(x);
+class LinearImpl : public torch::nn::Module {
+ public:
+  LinearImpl(int64_t in, int64_t out, const LinearOptions& options = {});
+  torch::Tensor forward(const torch::Tensor& x);
+
+  torch::Tensor weight;  // out x in
+  torch::Tensor bias;    // undefined without one
+};
+TORCH_MODULE(Linear);
+
+}  // namespace fleet::ops

@@ -1,0 +1,187 @@
+// Parts of a batch add up to the whole, also where tokens are spread unevenly.
+#include <gtest/gtest.h>
+
+#include "fleet/applications/synthetic.h"
+#include "fleet/optim/sgd.h"
+#include "fleet/train/distributed_optimizer.h"
+
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
+
+namespace fleet::applications {
+namespace {
+
+Bert small_bert() {
+  torch::manual_seed(5);
+  Bert model(BertOptions{.vocab = 60,
+                         .hidden = 16,
+                         .layers = 2,
+                         .heads = 2,
+                         .intermediate = 32,
+                         .max_positions = 64,
+                         .hidden_dropout = 0,
+                         .attention_dropout = 0,
+                         .init_std = 0.3});
+  model->to(torch::kDouble);
+  return model;
+}
+
+Transformer small_transformer() {
+  torch::manual_seed(5);
+  Transformer model(TransformerOptions{.source_vocab = 40,
+                                       .target_vocab = 40,
+                                       .width = 16,
+                                       .feed_forward = 32,
+                                       .heads = 2,
+                                       .encoder_layers = 1,
+                                       .decoder_layers = 1,
+                                       .dropout = 0});
+  model->to(torch::kDouble);
+  return model;
+}
+
+template <typename Model>
+std::vector<torch::Tensor> gradients(const Model& model) {
+  std::vector<torch::Tensor> out;
+  for (const auto& parameter : model.parameters()) {
+    out.push_back(parameter.grad().clone());
+    parameter.mutable_grad().reset();
+  }
+  return out;
+}
+
+template <typename Model, typename Batch>
+void expect_parts_make_the_whole(const Model& model, const Batch& batch,
+                                 const std::vector<int64_t>& borders) {
+  const auto whole = model.loss(batch);
+  whole.backward();
+  const auto expected = gradients(model);
+  double sum = 0;
+  for (size_t i = 0; i + 1 < borders.size(); ++i) {
+    const auto part = batch.slice(borders[i], borders[i + 1]);
+    EXPECT_EQ(part.size(), borders[i + 1] - borders[i]);
+    const auto loss =
+        model.loss(part) * (static_cast<double>(part.size()) / static_cast<double>(batch.size()));
+    sum += loss.template item<double>();
+    loss.backward();
+  }
+  EXPECT_NEAR(sum, whole.template item<double>(), 1e-12);
+  const auto got = gradients(model);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(got[i], expected[i], 1e-9, 1e-12)) << "parameter " << i;
+  }
+}
+
+TEST(BertBatchTest, PartsMakeTheWhole) {
+  const auto model = small_bert();
+  const auto batch = synthetic_batch(model.options(), 7, 11, 40);
+  expect_parts_make_the_whole(model, batch, {0, 2, 3, 7});
+  // A part of a part still knows the whole.
+  const auto part = batch.slice(1, 6);
+  EXPECT_EQ(part.slice(2, 4).masked_per_sample, batch.slice(0, 1).masked_per_sample);
+}
+
+// The whole way: `minimize` cuts the batch, weighs the parts and adds them up.
+TEST(BertBatchTest, GradientMergeMakesTheSameUpdate) {
+  const auto trained = [](const DistributedStrategy& strategy) {
+    auto model = small_bert();
+    model->to(torch::kFloat);
+    auto optimizer = distributed_optimizer(optim::SGD(model, {.lr = 0.1}), strategy);
+    for (int64_t step = 0; step < 2; ++step) {
+      const auto report = optimizer.minimize(synthetic_batch(model.options(), 7, step, 40),
+                                             [&](const auto& part) { return model.loss(part); });
+      EXPECT_TRUE(report.updated);
+    }
+    return model.parameters();
+  };
+  const auto whole = trained({});
+  const auto merged = trained({.gradient_merge = true, .gradient_merge_configs = {.k_steps = 3}});
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(merged[i], whole[i], 1e-5, 1e-6)) << "parameter " << i;
+  }
+}
+
+TEST(BertBatchTest, APartWithoutMaskedTokensCountsToo) {
+  const auto model = small_bert();
+  auto batch = synthetic_batch(model.options(), 4, 12, 30);
+  const auto is_kept = batch.masked_positions.ge(2 * 30);
+  batch.masked_positions = batch.masked_positions.masked_select(is_kept).flip(0);  // any order
+  batch.masked_labels = batch.masked_labels.masked_select(is_kept).flip(0);
+  EXPECT_EQ(batch.slice(0, 2).masked_labels.size(0), 0);
+  expect_parts_make_the_whole(model, batch, {0, 2, 3, 4});
+}
+
+TEST(BertBatchTest, CountsPositionsFromTheFirstSampleOfThePart) {
+  const auto batch = synthetic_batch(small_bert().options(), 5, 13, 24);
+  const auto part = batch.slice(2, 4);
+  ASSERT_GT(part.masked_positions.size(0), 2);
+  const auto mine = part.token_ids.flatten().index_select(0, part.masked_positions);
+  const auto is_in =
+      batch.masked_positions.ge(2 * 24).logical_and(batch.masked_positions.lt(4 * 24));
+  const auto theirs =
+      batch.token_ids.flatten().index_select(0, batch.masked_positions.masked_select(is_in));
+  EXPECT_TRUE(mine.equal(theirs));
+  EXPECT_TRUE(part.masked_positions.lt(2 * 24).all().item<bool>());
+  EXPECT_TRUE(part.token_ids.equal(batch.token_ids.slice(0, 2, 4)));
+  EXPECT_TRUE(part.next_sentence_labels.equal(batch.next_sentence_labels.slice(0, 2, 4)));
+}
+
+TEST(BertBatchTest, RefusesSamplesThatAreNotThere) {
+  const auto batch = synthetic_batch(small_bert().options(), 5, 13, 24);
+  EXPECT_TRUE(
+      says(fleet::testing::error_of([&] { batch.slice(3, 6); }), "samples [3, 6) of a batch of 5"));
+}
+
+TEST(BertTest, DoesWithoutNextSentencesTypesAndPadding) {
+  const auto model = small_bert();
+  auto batch = synthetic_batch(model.options(), 3, 14, 24);
+  const auto both = model.metrics(batch);
+  batch.next_sentence_labels.reset();
+  const auto one = model.metrics(batch);
+  EXPECT_EQ(one.loss.item<double>(), both.masked_lm_loss.item<double>());
+  EXPECT_EQ(one.next_sentence_loss.item<double>(), 0);
+
+  batch.token_type_ids.zero_();
+  const auto with = model.loss(batch).item<double>();
+  batch.token_type_ids.reset();
+  EXPECT_NEAR(model.loss(batch).item<double>(), with, 1e-12);
+  batch.attention_mask.fill_(1);
+  const auto unpadded = model.loss(batch).item<double>();
+  EXPECT_NE(unpadded, with);
+  batch.attention_mask.reset();
+  EXPECT_NEAR(model.loss(batch).item<double>(), unpadded, 1e-12);
+}
+
+TEST(BertTest, PaddingChangesNothing) {
+  const auto model = small_bert();
+  auto batch = synthetic_batch(model.options(), 3, 14, 24);
+  const auto before = model.loss(batch).item<double>();
+  batch.token_ids.masked_fill_(batch.attention_mask.eq(0), 9);
+  EXPECT_NEAR(model.loss(batch).item<double>(), before, 1e-12);
+}
+
+TEST(TransformerBatchTest, PartsMakeTheWhole) {
+  const auto model = small_transformer();
+  const auto batch = synthetic_batch(model.options(), 7, 11, 12);
+  ASSERT_NE(batch.slice(0, 2).target_mask.sum().item<int64_t>() * 7,
+            batch.target_mask.sum().item<int64_t>() * 2);  // uneven
+  expect_parts_make_the_whole(model, batch, {0, 2, 3, 7});
+}
+
+TEST(TransformerTest, SeesNeitherPaddingNorWhatComesLater) {
+  auto model = small_transformer();
+  auto batch = synthetic_batch(model.options(), 4, 3, 12);
+  const auto before = model->forward(batch);
+  auto other = batch;
+  other.source = batch.source.masked_fill(batch.source_mask.eq(0), 7);
+  EXPECT_TRUE(torch::allclose(model->forward(other), before, 1e-9, 1e-12));
+  other = batch;
+  other.target = batch.target.clone();
+  other.target.select(1, 6).fill_(8);
+  const auto after = model->forward(other);
+  EXPECT_TRUE(torch::allclose(after.slice(1, 0, 6), before.slice(1, 0, 6), 1e-9, 1e-12));
+  EXPECT_FALSE(torch::allclose(after.slice(1, 6), before.slice(1, 6), 1e-3, 1e-3));
+}
+
+}  // namespace
+}  // namespace fleet::applications
