@@ -143,6 +143,7 @@ void MemoryStrategy::forget() {
   file_.reset();
   counted_ = {};
   report_ = {};
+  if (!said_) first_.reset();
 }
 
 }  // namespace fleet
