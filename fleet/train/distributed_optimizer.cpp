@@ -174,8 +174,9 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
                                     .micro_batch_size = configs.micro_batch_size,
                                     .drop_last = configs.drop_last});
   }
-  if (s.strategy.recompute)
+  if (s.strategy.recompute) {
     s.memory = std::make_unique<MemoryStrategy>(s.strategy.recompute_configs);
+  }
   if (s.strategy.amp) {
     s.amp = std::make_unique<MixedPrecision>(model, s.strategy.amp_configs);
     MixedPrecision::warn_if_slow(s.strategy.amp_configs);
@@ -235,8 +236,8 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_sl
   return report_of_call([&](UpdateReport& report) {
     s.agree_on_parts(static_cast<int64_t>(cuts.size()));
     s.micro_batch->open_window();
-    while (!run_all(samples, loss, can_slice, report)) {
-    }
+    bool done = false;
+    while (!done) done = run_all(samples, loss, can_slice, report);
     if (cuts.empty()) {
       if (s.usual_weight == 0) s.agree_on_usual_weight(0);
       s.arena->begin_window();
