@@ -18,6 +18,7 @@
 #include "fleet/data/data_loader.h"
 #include "fleet/data/fashion_mnist.h"
 #include "fleet/memory/checkpoint.h"
+#include "fleet/memory/recompute.h"
 #include "fleet/metrics/accuracy.h"
 #include "fleet/metrics/progress.h"
 #include "fleet/metrics/step_line.h"

@@ -8,6 +8,8 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/core/torch_compat.h"
+#include "fleet/memory/away_memory.h"
 #include "fleet/memory/region.h"
 #include "fleet/memory/replay_rules.h"
 
@@ -35,6 +37,17 @@ class Sources {
     const auto place = by_storage_.find(storage);
     if (place == by_storage_.end()) return;
     std::erase_if(place->second, [](const auto& entry) { return entry.expired(); });
+    if (place->second.empty()) by_storage_.erase(place);
+  }
+
+  void remove(const c10::StorageImpl* storage, const KeptValue* kept) {
+    const std::scoped_lock lock(mutex_);
+    const auto place = by_storage_.find(storage);
+    if (place == by_storage_.end()) return;
+    std::erase_if(place->second, [&](const auto& entry) {
+      const auto one = entry.lock();
+      return !one || one.get() == kept;
+    });
     if (place->second.empty()) by_storage_.erase(place);
   }
 
@@ -104,6 +117,7 @@ void KeptValue::check_version() const {
 }
 
 torch::Tensor KeptValue::get() {
+  if (is_away()) come_back();
   if (!is_here()) {
     const auto owner = region();
     FLEET_ASSERT(owner, "a value was given up and nobody can rebuild it");
@@ -127,6 +141,21 @@ void KeptValue::become_source() {
   if (is_here() && !is_own_ && tensor_.has_storage()) {
     Sources::get().add(storage_of(tensor_), shared_from_this());
   }
+}
+
+void KeptValue::leave(std::shared_ptr<AwayMemory> away) {
+  check_version();
+  if (is_source_ && !is_own_) Sources::get().remove(storage_of(tensor_), this);
+  away_ = std::move(away);
+  tensor_.reset();
+  is_own_ = was_rebuilt_ = false;
+}
+
+void KeptValue::come_back() {
+  const compat::NoInterceptScope engine;
+  const torch::NoGradGuard no_grad;
+  tensor_ = torch::empty({0}, dtype_).set_(away_->fetch(), offset_, sizes_, strides_);
+  is_own_ = true;
 }
 
 void KeptValue::give_up() {

@@ -8,11 +8,12 @@
 
 namespace fleet::memory {
 
+class AwayMemory;
 class Region;
 
 /// One value, as it was at one moment, that a backward or a replay will ask for. Its bytes are here
-/// (shared with the user's tensor, as autograd itself would), or given up to be rebuilt by a
-/// Region.
+/// (shared with the user's tensor, as autograd itself would), away in a file, or given up to be
+/// rebuilt by a Region.
 class KeptValue : public std::enable_shared_from_this<KeptValue> {
  public:
   /// Where a replay meets it: a value of the Ledger at a time, or the n-th tensor that autograd
@@ -38,7 +39,8 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   int64_t bytes() const { return bytes_; }
   const torch::Tensor& tensor() const { return tensor_; }
 
-  /// The bytes, rebuilt if they were given up. Throws when somebody wrote to them since.
+  /// The bytes, fetched if they are away, rebuilt if they were given up. Throws when somebody wrote
+  /// to them since.
   torch::Tensor get();
 
   /// A replay will read it: from now on, a recorded op that writes to its memory leaves it a copy.
@@ -48,6 +50,10 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   /// Who rebuilds it; null: nobody.
   std::shared_ptr<Region> region() const { return region_.lock(); }
   void set_region(const std::shared_ptr<Region>& region) { region_ = region; }
+
+  /// Its memory goes to a file; the first who asks brings it back, and then it stays.
+  void leave(std::shared_ptr<AwayMemory> away);
+  bool is_away() const { return away_ && !is_here(); }
 
   void give_up();
   void give_up_rebuilt() {
@@ -75,10 +81,12 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
 
  private:
   void check_version() const;
+  void come_back();
 
   torch::Tensor tensor_;
   Origin origin_;
   std::weak_ptr<Region> region_;
+  std::shared_ptr<AwayMemory> away_;
   c10::SmallVector<int64_t, 5> sizes_, strides_;
   int64_t offset_ = 0;
   int64_t bytes_ = 0;

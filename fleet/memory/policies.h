@@ -29,7 +29,7 @@ class AutomaticCuts final : public TapePolicy {
 };
 
 /// Cuts at `fleet::checkpoint` of the names given.
-class NamedCuts final : public TapePolicy {
+class NamedCuts : public TapePolicy {
  public:
   explicit NamedCuts(std::vector<std::string> names) : names_(names.begin(), names.end()) {}
   bool cut_at(std::string_view name) override {

@@ -7,6 +7,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/memory/away_memory.h"
 #include "fleet/memory/replay_rules.h"
 
 namespace fleet::memory {
@@ -169,7 +170,7 @@ class Region::Need {
     if (!input.kept) return false;
     const auto owner = input.kept->region();
     // An inner region gave it up and is gone: it is for this one to make.
-    if (!owner) return input.kept->is_here();
+    if (!owner) return input.kept->is_here() || input.kept->is_away();
     return !region_.contains(owner.get());
   }
   bool is_at_hand(int value, uint32_t version) const {
@@ -580,6 +581,12 @@ void Region::remember_mask(OpRecord& record, const KeptValue& kept) {
   if (record.mask) record.draws.reset();
 }
 
+void Region::prefetch() const {
+  for (const auto& entry : ahead_) {
+    if (const auto away = entry.lock()) away->prefetch();
+  }
+}
+
 void Region::rebuild() {
   const std::scoped_lock lock(mutex_);
   std::vector<std::shared_ptr<KeptValue>> wanted, at_hand = sources_;
@@ -591,6 +598,7 @@ void Region::rebuild() {
     }
   }
   if (wanted.empty()) return;
+  prefetch();
   const auto begin = Clock::now();
   Need need(*this, records_);
   for (const auto& kept : at_hand) need.at_hand(*kept);

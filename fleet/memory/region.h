@@ -10,6 +10,8 @@
 
 namespace fleet::memory {
 
+class AwayMemory;
+
 /// Which op made a value, and which ops wrote to its memory, of one forward.
 struct Ledger {
   struct Value {
@@ -73,6 +75,10 @@ class Region : public std::enable_shared_from_this<Region> {
   /// draw it again takes long.
   static void remember_mask(OpRecord& record, const KeptValue& kept);
 
+  /// What backward will ask for after this region: a rebuild starts to fetch it.
+  void fetch_ahead(std::vector<std::weak_ptr<AwayMemory>> away) { ahead_ = std::move(away); }
+  void prefetch() const;
+
   /// Replays what the values that were given up and are still wanted need, and no more.
   void rebuild();
 
@@ -98,6 +104,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<std::weak_ptr<KeptValue>> members_;
   std::vector<std::shared_ptr<KeptValue>> sources_;
   std::vector<std::shared_ptr<OpRecord>> records_;
+  std::vector<std::weak_ptr<AwayMemory>> ahead_;
   std::recursive_mutex mutex_;
 };
 

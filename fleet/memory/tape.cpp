@@ -123,8 +123,9 @@ class Tape::Saved final : public compat::SavedTensor {
   std::shared_ptr<Slot> slot_;
 };
 
-Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler)
+Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler, const Offload* offload)
     : policy_(policy),
+      offload_(offload),
       profiler_(std::move(profiler)),
       ledger_(std::make_shared<Ledger>()),
       root_(std::make_shared<Region>(nullptr, ledger_, 0)) {
@@ -134,6 +135,7 @@ Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler)
 }
 
 Tape::~Tape() {
+  const auto last = open_.size() > 1 ? open_[1].region : root_;
   while (open_.size() > 1) {
     // What follows the last cut is needed first: it stays.
     if (open_.back().treatment == TapePolicy::Treatment::kDrop) {
@@ -141,6 +143,8 @@ Tape::~Tape() {
     }
     close();
   }
+  // Backward begins with the last segment: one ahead is what the one before it needs.
+  last->prefetch();
   if (profiler_) profiler_->forward_ended();
 }
 
@@ -338,6 +342,7 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (running_) return op.callBoxed(stack);  // an op that calls back into the user's code
   const auto& traits = OpTraits::of(op);
   if (open_.size() == 2 && policy_.cut_before_op(*this, traits)) cut();
+  if (closed_) send_out();
   auto record = std::make_shared<OpRecord>(next_op_, op, traits);
   arguments_.clear();
   saved_now_.clear();
@@ -692,7 +697,12 @@ void Tape::close() {
 
 void Tape::cut() {
   if (next_op_ == open_.back().region->first_op()) return;  // nothing in it
+  const auto closed = region();
   close();
+  if (offload_) {
+    list_for_offload();
+    closed_ = closed;
+  }
   ++segment_;
   ++report_.segments;
   segment_bytes_ = 0;
@@ -700,7 +710,48 @@ void Tape::cut() {
   open(policy_.treatment(segment_));
 }
 
-void Tape::checkpoint(std::string_view name) {
+void Tape::list_for_offload() {
+  for (size_t value = segment_first_value_; value < values_.size(); ++value) {
+    const int memory = ledger_->values[value].memory;
+    if (memory >= 0 && home_of(static_cast<int>(value))) {
+      may_leave_[memory].push_back(static_cast<int>(value));
+    }
+  }
+}
+
+// Memory made before the segment that ended last, and held by nobody but backward. It goes when the
+// next op comes: `x = checkpoint(layer(x), "name")` still holds the old x while it cuts.
+void Tape::send_out() {
+  const OffTheRecord quiet;
+  const auto closed = std::exchange(closed_, nullptr);
+  std::vector<std::weak_ptr<AwayMemory>> sent;
+  std::erase_if(may_leave_, [&](const auto& entry) {
+    const auto& memory = memories_[static_cast<size_t>(entry.first)];
+    const auto storage = memory.storage.lock();
+    if (!storage || !memory.home || !offload_->takes(*storage)) return true;
+    if (closed->contains(memory.home)) return false;
+    std::vector<std::shared_ptr<KeptValue>> held;
+    for (const int value : entry.second) {
+      for (const auto& weak : values_[static_cast<size_t>(value)].kept) {
+        auto kept = weak.lock();
+        // One that was written to since has moved out already.
+        if (!kept || !kept->is_here() || storage_of(kept->tensor()) != storage.get()) continue;
+        if (kept->region() || !kept->is_intact()) return false;
+        held.push_back(std::move(kept));
+      }
+    }
+    if (held.empty() || storage.use_count() != held.size() + 1) return false;
+    const auto away = std::make_shared<AwayMemory>(offload_->file, c10::Storage(storage));
+    for (const auto& kept : held) kept->leave(away);
+    sent.push_back(away);
+    return true;
+  });
+  open_[1].region->fetch_ahead(std::move(sent));
+  offload_->file->drain(offload_->max_queued);
+}
+
+void Tape::checkpoint(std::string_view name, const torch::Tensor& x) {
+  policy_.meets(name, x);
   const bool cuts = policy_.cut_at(name);
   if (cuts && open_.size() == 2 && !running_) cut();
 }

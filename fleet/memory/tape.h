@@ -10,6 +10,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/torch_compat.h"
+#include "fleet/memory/away_memory.h"
 #include "fleet/memory/kept_value.h"
 #include "fleet/memory/op_record.h"
 #include "fleet/memory/region.h"
@@ -38,6 +39,8 @@ class TapePolicy {
   /// Whether the values that this op made are rebuilt one by one, each when it is asked for, from
   /// what else is kept; in a segment that is dropped, from what else is rebuilt.
   virtual bool rebuilds_results_of(const OpRecord& /*op*/) { return false; }
+  /// `fleet::checkpoint(x, name)` was called; asked before `cut_at`.
+  virtual void meets(std::string_view /*name*/, const torch::Tensor& /*x*/) {}
 };
 
 /// What one forward saved, and what became of it.
@@ -57,8 +60,9 @@ struct TapeReport {
 /// forward; what it leaves behind is owned by what autograd saved.
 class Tape final : public compat::OpObserver, public compat::SaveObserver {
  public:
-  /// With a profiler, the step is measured too.
-  explicit Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr);
+  /// With a profiler, the step is measured too; with `offload`, what crossed a cut leaves for it.
+  explicit Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr,
+                const Offload* offload = nullptr);
   ~Tape() override;
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
@@ -70,7 +74,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   std::unique_ptr<compat::SavedTensor> save(const torch::Tensor& tensor) override;
 
   /// The value named by `fleet::checkpoint` is there.
-  void checkpoint(std::string_view name);
+  void checkpoint(std::string_view name, const torch::Tensor& x);
   /// A stretch to be recomputed whatever the policy says. They nest, and no segment ends inside.
   void open_region();
   void close_region(TapePolicy::Treatment treatment);
@@ -116,6 +120,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   void profile_after(const OpRecord& record);
   void profile_save(const Slot& slot, const OpRecord& record);
   void cut();
+  void list_for_offload();
+  void send_out();
   void open(TapePolicy::Treatment treatment);
   void close();
   const std::shared_ptr<Region>& region() const { return open_.back().region; }
@@ -130,6 +136,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   };
 
   TapePolicy& policy_;
+  const Offload* offload_;
   std::shared_ptr<Profiler> profiler_;
   std::vector<int> watched_;  // memories that the user held when last seen
   std::shared_ptr<Ledger> ledger_;
@@ -145,6 +152,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   size_t segment_first_value_ = 0;
   std::vector<Seen> values_;
   std::vector<Memory> memories_;
+  std::map<int, std::vector<int>> may_leave_;  // by memory: the values in it
+  std::shared_ptr<Region> closed_;             // a segment, since which nothing was sent out
   std::unordered_map<const c10::TensorImpl*, int> value_by_tensor_;
   std::unordered_map<const c10::StorageImpl*, int> memory_by_storage_;
   std::shared_ptr<OpRecord> running_;
@@ -156,8 +165,10 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
 /// Records this thread's ops while it lives.
 class TapeScope {
  public:
-  explicit TapeScope(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr)
-      : tape_(policy, std::move(profiler)), observers_(&tape_, &tape_) {}
+  explicit TapeScope(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr,
+                     const Offload* offload = nullptr)
+      : tape_(policy, std::move(profiler), offload), observers_(&tape_, &tape_) {}
+  TapeScope(TapePolicy& policy, const Offload* offload) : TapeScope(policy, nullptr, offload) {}
   Tape& tape() { return tape_; }
 
  private:

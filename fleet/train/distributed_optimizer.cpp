@@ -10,7 +10,9 @@
 #include "fleet/optim/gradient_health.h"
 #include "fleet/optim/gradient_merge.h"
 #include "fleet/parallel/sync_batch_norm.h"
+#include "fleet/train/auto_micro_batch.h"
 #include "fleet/train/layer_wise_optimizer.h"
+#include "fleet/train/memory_strategy.h"
 #include "fleet/train/mixed_precision.h"
 #include "fleet/train/strategy_check.h"
 
@@ -60,7 +62,9 @@ struct DistributedOptimizer::State {
   std::unique_ptr<ParameterArena> arena;
   std::unique_ptr<DataParallel> parallel;
   std::unique_ptr<optim::ArenaBlocks> blocks;
-  std::unique_ptr<MixedPrecision> amp;  // null: off
+  std::unique_ptr<MixedPrecision> amp;     // null: off
+  std::unique_ptr<MemoryStrategy> memory;  // null: off
+  std::unique_ptr<AutoMicroBatch> micro_batch;
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
   // Losses are divided by this before backward, so that gradients come out as means without another
@@ -69,6 +73,7 @@ struct DistributedOptimizer::State {
   double usual_weight = 0;
   int64_t calls = 0;
   double total_seconds = 0;
+  bool is_sending = false;  // what has been sent cannot be taken back
 
   double loss_scale() const { return amp ? amp->scaler().scale() : 1; }
   int log_ratios_every() const {
@@ -99,6 +104,38 @@ struct DistributedOptimizer::State {
                   "give all ranks batches of the same size, or use k_steps instead of "
                   "micro_batch_size");
     }
+  }
+
+  // From here on gradients are final. `parts`: what the user asked for; without avg the update is
+  // as many times larger.
+  void listen(int64_t parts) {
+    is_sending = comm->size() > 1;
+    parallel->listen(merge.weight(), merge.loss_sum(), static_cast<double>(parts));
+  }
+
+  // The graph of a backward that failed, and what it holds.
+  void drop_failed_call() noexcept {
+    merge.close();
+    try {
+      compat::flush_failed_backward();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory for that either
+    }
+    if (memory) memory->forget();
+  }
+
+  // Whether the batch may be done again in smaller parts; an Error where other ranks are in the
+  // middle of it.
+  bool may_start_again(const c10::OutOfMemoryError& error) const {
+    if (!micro_batch->can_shrink()) return false;
+    const bool is_norm_synced = strategy.sync_batch_norm && comm->size() > 1;
+    if (!is_sending && !is_norm_synced) return true;
+    throw Error("memory",
+                format("rank {} is out of memory {}, where a batch cannot be started again: {}",
+                       comm->rank(),
+                       is_sending ? "in a backward that has begun to send gradients"
+                                  : "between forwards that all ranks share (sync_batch_norm)",
+                       error.what_without_backtrace()),
+                "split batches smaller from the start: gradient_merge_configs.micro_batch_size");
   }
 
   void log_trust_ratios() const {
@@ -137,6 +174,9 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
                                     .micro_batch_size = configs.micro_batch_size,
                                     .drop_last = configs.drop_last});
   }
+  if (s.strategy.recompute) {
+    s.memory = std::make_unique<MemoryStrategy>(s.strategy.recompute_configs);
+  }
   if (s.strategy.amp) {
     s.amp = std::make_unique<MixedPrecision>(model, s.strategy.amp_configs);
     MixedPrecision::warn_if_slow(s.strategy.amp_configs);
@@ -144,6 +184,8 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
   s.arena = std::make_unique<ParameterArena>(model, MixedPrecision::arena_options(s.strategy));
   s.blocks = std::make_unique<optim::ArenaBlocks>(*s.arena);
   s.optimizer->bind(*s.arena);
+  s.micro_batch = std::make_unique<AutoMicroBatch>(model, s.arena->groups().front().values.device(),
+                                                   s.comm->size());
   s.parallel = std::make_unique<DataParallel>(
       *s.arena, s.comm,
       DataParallelOptions{
@@ -183,7 +225,7 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_sl
                        s.merge.parts(), s.merge.calls_per_update()),
                 "call end_epoch() first, or use one of the two");
   }
-  const auto cuts = s.merge.cut(samples);
+  const auto cuts = s.micro_batch->cut(s.merge, samples);
   if (cuts.size() > 1 && !can_slice) {
     throw Error("gradient_merge",
                 format("this batch of {} samples is to be cut into {} parts, and its type has no "
@@ -193,13 +235,9 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_sl
   }
   return report_of_call([&](UpdateReport& report) {
     s.agree_on_parts(static_cast<int64_t>(cuts.size()));
-    for (const auto& cut : cuts) {
-      run({.weight = static_cast<double>(cut.end - cut.begin),
-           .is_last = cut.end == samples,
-           .of = static_cast<int64_t>(cuts.size()),
-           .loss = [&] { return loss(cut.begin, cut.end); }},
-          report);
-    }
+    s.micro_batch->open_window();
+    bool done = false;
+    while (!done) done = run_all(samples, loss, can_slice, report);
     if (cuts.empty()) {
       if (s.usual_weight == 0) s.agree_on_usual_weight(0);
       s.arena->begin_window();
@@ -207,6 +245,33 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_sl
     }
     update(report);
   });
+}
+
+// False: memory was short, nothing is left of it, and smaller parts may fit.
+bool DistributedOptimizer::run_all(int64_t samples, const SliceLoss& loss, bool can_slice,
+                                   UpdateReport& report) {
+  auto& s = *state_;
+  const auto cuts = s.micro_batch->cut(s.merge, samples);
+  const double usual_weight = s.usual_weight;
+  try {
+    for (const auto& cut : cuts) {
+      run({.weight = static_cast<double>(cut.end - cut.begin),
+           .is_last = cut.end == samples,
+           .of = static_cast<int64_t>(cuts.size()),
+           .samples = cut.end - cut.begin,
+           .asked = static_cast<int64_t>(s.merge.cut(samples).size()),
+           .loss = [&] { return loss(cut.begin, cut.end); }},
+          report);
+    }
+  } catch (const c10::OutOfMemoryError& error) {
+    if (!can_slice || !s.may_start_again(error)) throw;
+    s.drop_failed_call();
+    s.micro_batch->shrink(cuts, error);
+    if (s.comm->size() == 1) s.usual_weight = usual_weight;  // others have agreed on it
+    return false;
+  }
+  s.micro_batch->close_window(cuts, s.strategy.gradient_merge);
+  return true;
 }
 
 std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
@@ -217,7 +282,7 @@ std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
     return std::nullopt;
   }
   return report_of_call([&](UpdateReport& report) {
-    s.parallel->listen(s.merge.weight(), s.merge.loss_sum(), static_cast<double>(s.merge.parts()));
+    s.listen(s.merge.parts());
     report.parts = s.merge.parts();
     update(report);
   });
@@ -234,13 +299,16 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
   try {
     work(report);
   } catch (...) {
-    s.merge.close();
+    s.drop_failed_call();
+    s.is_sending = false;
     throw;
   }
+  s.is_sending = false;
   report.call = ++s.calls;
   report.update = updates();
   report.seconds = seconds_since(begin);
   report.total_seconds = s.total_seconds += report.seconds;
+  if (s.memory) report.memory = s.memory->report_of_call(report.updated);
   return report;
 }
 
@@ -256,7 +324,9 @@ DistributedOptimizer::PartLoss DistributedOptimizer::forward(const Part& part) {
   auto& s = *state_;
   const SyncBatchNormScope sync_batch_norm(s.norm_comm);
   const auto scope = autocast();
+  MemoryStrategy::Forward recorded(s.memory.get());
   const auto loss = part.loss();
+  recorded.finish();
   PartLoss result;
   if (const auto* mean = std::get_if<torch::Tensor>(&loss)) {
     result = {.value = *mean, .weight = part.weight, .to_sum = part.weight};
@@ -288,12 +358,13 @@ void DistributedOptimizer::run(const Part& part, UpdateReport& report) {
   const auto loss = forward(part);
   s.merge.add(loss.weight, loss.sum);
   if (s.usual_weight == 0) s.agree_on_usual_weight(loss.weight * static_cast<double>(part.of));
-  if (part.is_last) {
-    s.parallel->listen(s.merge.weight(), s.merge.loss_sum(), static_cast<double>(s.merge.parts()));
-  }
+  const bool overlap = s.micro_batch->may_overlap(part.samples);
+  const int64_t asked = part.asked > 0 ? part.asked : s.merge.parts();
+  if (part.is_last && overlap) s.listen(asked);
   // Scaled in fp32 at least: in fp16 the product would be infinite.
   const auto value = loss.value.element_size() < 4 ? loss.value.to(torch::kFloat) : loss.value;
   (value * (loss.to_sum / s.usual_weight * s.loss_scale())).backward();
+  if (part.is_last && !overlap) s.listen(asked);
   report.parts = s.merge.parts();
   report.weight = loss.weight;
   report.loss = loss.weight > 0 ? loss.sum / loss.weight : 0;

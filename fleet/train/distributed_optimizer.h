@@ -18,6 +18,7 @@
 #include "fleet/precision/autocast.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
+#include "fleet/train/memory_report.h"
 
 namespace fleet {
 
@@ -36,6 +37,7 @@ struct UpdateReport {
   double seconds = 0;                        // wall time of the call
   double total_seconds = 0;                  // of all calls so far
   double exposed_communication_s = 0;        // part of `seconds` spent waiting for other ranks
+  MemoryReport memory = {};                  // all 0 without recompute
 };
 
 /// A batch that `minimize` can weigh: it knows how many samples it has.
@@ -72,7 +74,8 @@ class DistributedOptimizer {
 
   /// The same for a batch that the closure gets: a mean counts as many samples as the batch has, so
   /// that a short last batch, or unequal shares of the ranks, come out exactly as one big batch.
-  /// Every call is an update: gradient merge splits the batch.
+  /// Every call is an update: gradient merge splits the batch, and so does a lack of memory
+  /// (c10::OutOfMemoryError): then the batch is done again in parts of half the size.
   template <Batchlike B, typename F>
   requires std::invocable<F&, const B&> UpdateReport minimize(const B& batch, F&& loss) {
     const auto samples = static_cast<int64_t>(batch.size());
@@ -114,7 +117,9 @@ class DistributedOptimizer {
   struct Part {
     double weight = 1;  // of a mean; a WeightedLoss says its own
     bool is_last = true;
-    int64_t of = 1;  // parts that the window will have
+    int64_t of = 1;       // parts that the window will have
+    int64_t samples = 0;  // 0: not known
+    int64_t asked = 0;    // parts that gradient merge makes of the batch; 0: as many as come
     std::function<Loss()> loss;
   };
   UpdateReport minimize_samples(int64_t samples, bool can_slice, const SliceLoss& loss);
@@ -122,6 +127,7 @@ class DistributedOptimizer {
   struct PartLoss;
   PartLoss forward(const Part& part);
   void run(const Part& part, UpdateReport& report);
+  bool run_all(int64_t samples, const SliceLoss& loss, bool can_slice, UpdateReport& report);
   void update(UpdateReport& report);
 
   struct State;

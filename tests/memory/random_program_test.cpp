@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "fleet/memory/away_memory.h"
 #include "fleet/memory/policies.h"
 #include "fleet/memory/region.h"
 
@@ -48,7 +49,20 @@ struct Way {
   std::string name;
   std::function<std::unique_ptr<TapePolicy>()> policy;  // null: plain
   bool with_recompute = false;
+  bool with_offload = false;
 };
+
+// Whatever can leave does, and is on disk before the forward goes on.
+const memory::Offload& offload() {
+  static const auto* const to_file = [] {
+    auto* offload = new memory::Offload(
+        std::make_shared<memory::OffloadFile>(memory::OffloadOptions{.page_cache = true}));
+    offload->min_bytes = 1;
+    offload->max_queued = 0;
+    return offload;
+  }();
+  return *to_file;
+}
 
 template <typename P, typename... Args>
 std::function<std::unique_ptr<TapePolicy>()> make(Args... args) {
@@ -71,6 +85,10 @@ const std::vector<Way>& ways() {
       {"recompute()", nullptr, true},
       {"recompute() in segments", make<AtMarks>(kDrop), true},
       {"recompute(), one by one", make<OneByOne>(kKeep, false), true},
+      {"offload", make<AtMarks>(kDrop), false, true},
+      {"offload, recompute() in every second segment", make<AtMarks>(kKeep), true, true},
+      {"offload, one by one in segments", make<OneByOne>(kDrop, false), false, true},
+      {"offload, automatic cuts", make<memory::AutomaticCuts>(500, 2), false, true},
   };
   return all;
 }
@@ -90,7 +108,7 @@ Outcome train(RandomProgram& program, const Way* way, int graphs, bool retain) {
     for (int i = 0; i < graphs; ++i) {
       if (way && way->policy) {
         const auto policy = way->policy();
-        TapeScope scope(*policy);
+        TapeScope scope(*policy, way->with_offload ? &offload() : nullptr);
         losses.push_back(program.forward(way->with_recompute));
       } else {
         losses.push_back(program.forward(way && way->with_recompute));
@@ -136,6 +154,7 @@ TEST_P(RandomPrograms, EqualPlain) {
   int accepted = 0, refused = 0, runs = 0, unseen_writes = 0, leaky = 0;
   static int64_t leaked = 0;
   const auto before = memory::Region::totals();
+  const auto read_before = offload().file->statistics().bytes_read;
   for (int number = GetParam(); number < programs; number += kShares) {
     if (only && number != std::atoi(only)) continue;
     RandomProgram program(static_cast<uint64_t>(number));
@@ -184,6 +203,7 @@ TEST_P(RandomPrograms, EqualPlain) {
     EXPECT_LT(unseen_writes, programs / kShares / 10);
     EXPECT_LT(leaky, programs / kShares / 50);
     EXPECT_GT(after.rebuilds - before.rebuilds, runs);
+    EXPECT_GT(offload().file->statistics().bytes_read - read_before, 64 * accepted);
   }
 }
 

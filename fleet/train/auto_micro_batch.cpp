@@ -1,0 +1,81 @@
+#include "fleet/train/auto_micro_batch.h"
+
+#include <algorithm>
+
+#include <ATen/Context.h>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/memory/budget_allocator.h"
+
+namespace fleet {
+namespace {
+
+int64_t largest(const AutoMicroBatch::Parts& parts) {
+  int64_t samples = 0;
+  for (const auto& part : parts) samples = std::max(samples, part.end - part.begin);
+  return samples;
+}
+
+}  // namespace
+
+AutoMicroBatch::AutoMicroBatch(const ModelHandle& model, torch::Device device, int ranks)
+    : device_(device), ranks_(ranks), buffers_(model) {}
+
+bool AutoMicroBatch::is_at_work() const {
+  if (!device_.is_cpu()) return true;
+  auto& allocator = memory::BudgetAllocator::cpu();
+  return allocator.is_on() && allocator.counter().budget().has_value();
+}
+
+AutoMicroBatch::Parts AutoMicroBatch::cut(const optim::GradientMerge& merge,
+                                          int64_t samples) const {
+  auto parts = merge.cut(samples);
+  if (limit_ == 0 || largest(parts) <= limit_) return parts;
+  return optim::GradientMerge({.micro_batch_size = limit_}).cut(samples);
+}
+
+void AutoMicroBatch::open_window() {
+  too_large_ = 0;
+  generators_.clear();
+  if (!is_at_work()) return;
+  buffers_.save();
+  generators_.push_back(memory::GeneratorState::of_default());
+  if (!device_.is_cpu()) {
+    generators_.emplace_back(at::globalContext().defaultGenerator(device_));
+  }
+}
+
+bool AutoMicroBatch::may_overlap(int64_t samples) const {
+  return ranks_ == 1 || samples <= went_well_ || !is_at_work();
+}
+
+void AutoMicroBatch::shrink(const Parts& failed, const c10::OutOfMemoryError& error) {
+  const auto samples = largest(failed);
+  if (samples <= 1) {
+    throw Error("memory",
+                format("one sample does not fit, however a batch is split: {}",
+                       error.what_without_backtrace()),
+                "raise the budget, switch recompute on, or use a smaller model");
+  }
+  too_large_ = std::max(too_large_, samples);
+  limit_ = samples / 2;
+  buffers_.restore();
+  for (const auto& generator : generators_) generator.restore();
+}
+
+void AutoMicroBatch::close_window(const Parts& parts, bool merge_was_asked_for) {
+  const auto samples = largest(parts);
+  went_well_ = std::max(went_well_, samples);
+  if (too_large_ == 0) return;
+  log::warn_here("memory",
+                 format("parts of {} samples did not fit: from now on a batch is split into parts "
+                        "of at most {}{}",
+                        too_large_, limit_,
+                        merge_was_asked_for ? ""
+                                            : "; batch norm, if there is one, sees one part at a "
+                                              "time"));
+}
+
+}  // namespace fleet

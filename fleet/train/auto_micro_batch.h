@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "fleet/core/model_handle.h"
+#include "fleet/memory/op_record.h"
+#include "fleet/optim/gradient_merge.h"
+#include "fleet/precision/buffer_backup.h"
+
+namespace fleet {
+
+/// Goes on where memory is short: the window is forgotten, buffers and generators are put back, and
+/// the whole batch is done again in parts of half the size. What comes out is what those parts had
+/// given from the start, bit for bit on one rank. The size is kept for the calls that follow.
+///
+/// At work where tensors come from an allocator that throws c10::OutOfMemoryError: under a budget
+/// of BudgetAllocator, or off the CPU. Elsewhere it does nothing, and costs nothing.
+///
+/// Ranks split on their own: up to the last backward nobody has sent anything. A last backward
+/// that sends while it runs cannot be taken back, so parts larger than any that went well send
+/// afterwards.
+class AutoMicroBatch {
+ public:
+  using Parts = std::vector<optim::GradientMerge::Part>;
+
+  AutoMicroBatch(const ModelHandle& model, torch::Device device, int ranks);
+
+  /// As gradient merge says, or finer when that was too much before.
+  Parts cut(const optim::GradientMerge& merge, int64_t samples) const;
+
+  /// Before the first part of a batch.
+  void open_window();
+  /// Whether memory that is short in this window can be met by smaller parts.
+  bool can_shrink() const { return !generators_.empty(); }
+  /// Whether a backward over so many samples may send gradients while it runs.
+  bool may_overlap(int64_t samples) const;
+  /// Puts everything back, and halves the parts; an Error when they hold one sample each.
+  void shrink(const Parts& failed, const c10::OutOfMemoryError& error);
+  /// They went well; says so once when they are smaller than at first.
+  void close_window(const Parts& parts, bool merge_was_asked_for);
+
+ private:
+  bool is_at_work() const;
+
+  torch::Device device_;
+  int ranks_;
+  precision::BufferBackup buffers_;
+  std::vector<memory::GeneratorState> generators_;
+  int64_t limit_ = 0;      // samples of a part; 0: none
+  int64_t went_well_ = 0;  // the largest part so far
+  int64_t too_large_ = 0;  // of this window
+};
+
+}  // namespace fleet
