@@ -472,6 +472,7 @@ void Tape::settle(Slot& slot, OpRecord* record) {
   }
   if (profiler_ && record) profile_save(slot, *record);
   slot.kept->add_reader();
+  report_.saved_bytes += slot.kept->bytes();
   if (slot.kept->region()) segment_bytes_ += slot.kept->bytes();
   slot.tensor.reset();
   treat(slot, record);

@@ -47,8 +47,9 @@ class TapePolicy {
 struct TapeReport {
   int64_t ops = 0;
   int64_t segments = 0;
-  int64_t saves = 0;     // tensors that autograd saved
-  int64_t given_up = 0;  // values to be rebuilt
+  int64_t saves = 0;        // tensors that autograd saved
+  int64_t saved_bytes = 0;  // of what the forward made; a value saved twice counts twice
+  int64_t given_up = 0;     // values to be rebuilt
   int64_t given_up_bytes = 0;
   int64_t kept_by_need = 0;  // values that no replay can make again
   int64_t kept_by_need_bytes = 0;

@@ -61,6 +61,9 @@ void AutoMicroBatch::shrink(const Parts& failed, const c10::OutOfMemoryError& er
   }
   too_large_ = std::max(too_large_, samples);
   limit_ = samples / 2;
+}
+
+void AutoMicroBatch::put_back() {
   buffers_.restore();
   for (const auto& generator : generators_) generator.restore();
 }

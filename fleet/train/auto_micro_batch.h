@@ -38,7 +38,9 @@ class AutoMicroBatch {
   bool can_shrink() const { return !generators_.empty(); }
   /// Whether a backward over so many samples may send gradients while it runs.
   bool may_overlap(int64_t samples) const;
-  /// Puts everything back, and halves the parts; an Error when they hold one sample each.
+  /// Buffers and generators to where they were when the window was opened.
+  void put_back();
+  /// Halves the parts; an Error when they hold one sample each.
   void shrink(const Parts& failed, const c10::OutOfMemoryError& error);
   /// They went well; says so once when they are smaller than at first.
   void close_window(const Parts& parts, bool merge_was_asked_for);

@@ -186,6 +186,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
   s.optimizer->bind(*s.arena);
   s.micro_batch = std::make_unique<AutoMicroBatch>(model, s.arena->groups().front().values.device(),
                                                    s.comm->size());
+  const auto counted = s.memory ? s.memory->counted() : 0;
   s.parallel = std::make_unique<DataParallel>(
       *s.arena, s.comm,
       DataParallelOptions{
@@ -194,6 +195,8 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
           .last_comm_group_size_MB = s.strategy.last_comm_group_size_MB,
           .fp16_allreduce = s.strategy.fp16_allreduce,
           .find_unused_parameters = s.strategy.find_unused_parameters});
+  // Gradients move to memory that the ranks share.
+  if (s.memory) s.memory->charge(counted - s.memory->counted());
   s.parallel->broadcast(model);
   if (s.strategy.sync_batch_norm) s.norm_comm = s.comm->duplicate("sync_batch_norm");
 }
@@ -265,8 +268,10 @@ bool DistributedOptimizer::run_all(int64_t samples, const SliceLoss& loss, bool 
     }
   } catch (const c10::OutOfMemoryError& error) {
     if (!can_slice || !s.may_start_again(error)) throw;
+    const bool plan_again = s.memory && s.memory->plan_again();
     s.drop_failed_call();
-    s.micro_batch->shrink(cuts, error);
+    if (!plan_again) s.micro_batch->shrink(cuts, error);
+    s.micro_batch->put_back();
     if (s.comm->size() == 1) s.usual_weight = usual_weight;  // others have agreed on it
     return false;
   }
@@ -324,7 +329,7 @@ DistributedOptimizer::PartLoss DistributedOptimizer::forward(const Part& part) {
   auto& s = *state_;
   const SyncBatchNormScope sync_batch_norm(s.norm_comm);
   const auto scope = autocast();
-  MemoryStrategy::Forward recorded(s.memory.get());
+  MemoryStrategy::Forward recorded(s.memory.get(), part.samples);
   const auto loss = part.loss();
   recorded.finish();
   PartLoss result;
@@ -364,6 +369,7 @@ void DistributedOptimizer::run(const Part& part, UpdateReport& report) {
   // Scaled in fp32 at least: in fp16 the product would be infinite.
   const auto value = loss.value.element_size() < 4 ? loss.value.to(torch::kFloat) : loss.value;
   (value * (loss.to_sum / s.usual_weight * s.loss_scale())).backward();
+  if (s.memory) s.memory->end_backward();
   if (part.is_last && !overlap) s.listen(asked);
   report.parts = s.merge.parts();
   report.weight = loss.weight;

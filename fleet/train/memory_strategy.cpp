@@ -14,6 +14,8 @@
 namespace fleet {
 namespace {
 
+constexpr const char* kArena = "parameters and gradients";
+
 std::string listed(const std::vector<std::string>& names) {
   constexpr size_t kMost = 12;
   std::string text;
@@ -69,24 +71,51 @@ class MemoryStrategy::NamedCheckpoints final : public memory::NamedCuts {
   bool proved_ = false;
 };
 
-MemoryStrategy::MemoryStrategy(const RecomputeConfigs& configs)
-    : configs_(configs),
-      named_(std::make_shared<NamedCheckpoints>(configs)),
-      make_policy_([this] { return named_; }) {}
+MemoryStrategy::MemoryStrategy(const RecomputeConfigs& configs) : configs_(configs) {
+  if (configs.memory_budget.empty()) {
+    named_ = std::make_shared<NamedCheckpoints>(configs);
+    return;
+  }
+  auto& allocator = memory::BudgetAllocator::cpu();
+  counting_ = std::make_unique<memory::BudgetAllocatorScope>(allocator);
+  memory::set_owner_source(&compat::current_op);
+  const auto budget = memory::budget_bytes(configs.memory_budget);
+  allocator.counter().set_budget(budget);
+  plans_ = std::make_unique<memory::BudgetPlans>(budget, allocator.counter());
+}
 
-MemoryStrategy::MemoryStrategy(const RecomputeConfigs& configs, MakePolicy make_policy)
-    : configs_(configs), make_policy_(std::move(make_policy)) {}
+MemoryStrategy::~MemoryStrategy() {
+  if (!plans_) return;
+  auto& counter = memory::BudgetAllocator::cpu().counter();
+  counter.set_budget(std::nullopt);
+  if (charged_ > 0) counter.release(charged_, kArena);
+}
 
-MemoryStrategy::~MemoryStrategy() = default;
+int64_t MemoryStrategy::counted() const {
+  return plans_ ? memory::BudgetAllocator::cpu().counter().live() : 0;
+}
 
-MemoryStrategy::Forward::Forward(MemoryStrategy* memory) : memory_(memory) {
+void MemoryStrategy::charge(int64_t bytes) {
+  if (!plans_ || bytes <= 0) return;
+  memory::BudgetAllocator::cpu().counter().charge(bytes, kArena);
+  charged_ += bytes;
+}
+
+MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memory_(memory) {
   if (!memory_) return;
-  policy_ = memory_->make_policy_();
+  std::shared_ptr<memory::Profiler> profiler;
+  if (memory_->plans_) {
+    auto run = memory_->plans_->begin(samples);
+    policy_ = std::move(run.policy);
+    profiler = std::move(run.profiler);
+  } else {
+    policy_ = memory_->named_;
+  }
   if (memory_->configs_.enable_offload) {
     if (!memory_->file_) memory_->file_ = std::make_shared<memory::OffloadFile>();
     offload_.emplace(memory_->file_);
   }
-  scope_.emplace(*policy_, offload_ ? &*offload_ : nullptr);
+  scope_.emplace(*policy_, std::move(profiler), offload_ ? &*offload_ : nullptr);
 }
 
 void MemoryStrategy::Forward::finish() {
@@ -94,8 +123,15 @@ void MemoryStrategy::Forward::finish() {
   const auto tape = scope_->tape().report();
   scope_.reset();
   if (memory_->named_) memory_->named_->prove();
+  if (memory_->plans_) memory_->plans_->end_forward(tape);
   memory_->add(tape);
 }
+
+void MemoryStrategy::end_backward() {
+  if (plans_) plans_->end_backward();
+}
+
+bool MemoryStrategy::plan_again() { return plans_ && plans_->tighten(); }
 
 void MemoryStrategy::add(const memory::TapeReport& tape) {
   if (!first_) first_ = tape;
@@ -144,6 +180,7 @@ void MemoryStrategy::forget() {
   counted_ = {};
   report_ = {};
   if (!said_) first_.reset();
+  if (plans_) plans_->forget();
 }
 
 }  // namespace fleet

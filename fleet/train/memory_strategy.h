@@ -1,11 +1,12 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "fleet/memory/away_memory.h"
+#include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/budget_plans.h"
 #include "fleet/memory/tape.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/memory_report.h"
@@ -21,21 +22,23 @@ namespace fleet {
 ///   forward.finish();   // then backward
 class MemoryStrategy {
  public:
-  /// Makes the policy of one forward.
-  using MakePolicy = std::function<std::shared_ptr<memory::TapePolicy>()>;
-
-  /// Cuts at the checkpoints that are named there.
+  /// Cuts at the checkpoints that are named there, or as plans for the budget say. A budget is in
+  /// force from now on, for the tensors of the whole process.
   explicit MemoryStrategy(const RecomputeConfigs& configs);
-  /// For whoever finds the cuts otherwise.
-  MemoryStrategy(const RecomputeConfigs& configs, MakePolicy make_policy);
   ~MemoryStrategy();
   MemoryStrategy(const MemoryStrategy&) = delete;
   MemoryStrategy& operator=(const MemoryStrategy&) = delete;
 
+  /// Bytes of tensors that a budget counts now.
+  int64_t counted() const;
+  /// Memory that the budget has to know of, because it was not counted when it was made.
+  void charge(int64_t bytes);
+
   /// Records this thread's ops until `finish`; null: does nothing.
   class Forward {
    public:
-    explicit Forward(MemoryStrategy* memory);
+    /// `samples`: 0 when nobody knows.
+    explicit Forward(MemoryStrategy* memory, int64_t samples = 0);
     /// Throws when the first forward did not name a checkpoint that was asked for.
     void finish();
 
@@ -45,6 +48,10 @@ class MemoryStrategy {
     std::optional<memory::Offload> offload_;
     std::optional<memory::TapeScope> scope_;
   };
+  void end_backward();
+
+  /// Memory was short: true when the same parts may fit with another plan.
+  bool plan_again();
 
   /// Of what happened since the last call; says it once, after the first update.
   MemoryReport report_of_call(bool updated);
@@ -57,8 +64,10 @@ class MemoryStrategy {
   void say_once();
 
   RecomputeConfigs configs_;
-  std::shared_ptr<NamedCheckpoints> named_;  // null: others make the policy
-  MakePolicy make_policy_;
+  std::shared_ptr<NamedCheckpoints> named_;  // null: plans say where
+  std::unique_ptr<memory::BudgetPlans> plans_;
+  std::unique_ptr<memory::BudgetAllocatorScope> counting_;  // with a budget
+  int64_t charged_ = 0;
   std::shared_ptr<memory::OffloadFile> file_;
   memory::OffloadStatistics counted_;  // of `file_`, reported already
   MemoryReport report_;

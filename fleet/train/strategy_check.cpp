@@ -7,6 +7,7 @@
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/memory/budget_plans.h"
 
 namespace fleet {
 namespace {
@@ -97,16 +98,11 @@ class Check {
           "recompute_configs.checkpoints says where to cut, recompute_configs.memory_budget "
           "asks to search for it; give one of them");
     }
-    if (searched && !is_budget(configs.memory_budget)) {
+    if (searched && memory::budget_bytes(configs.memory_budget) <= 0) {
       problem(
           format("recompute_configs.memory_budget: '{}' is no amount of memory; write a size "
                  "like 12GiB, or a share of the machine like 60%",
                  configs.memory_budget));
-    }
-    if (strategy_.recompute && searched) {
-      problem(
-          "recompute_configs.memory_budget is not in this version of Fleet yet: it arrives with "
-          "the memory planner; name tensors in recompute_configs.checkpoints");
     }
     if (configs.enable_offload && !strategy_.recompute) {
       problem(
@@ -236,14 +232,6 @@ class Check {
                       field.name));
       }
     }
-  }
-
-  static bool is_budget(std::string_view text) {
-    if (!text.ends_with('%')) return byte_size(text).value_or(0) > 0;
-    text.remove_suffix(1);
-    double share = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
-    return error == std::errc() && end == text.data() + text.size() && share > 0 && share <= 100;
   }
 
   const DistributedStrategy& asked_;

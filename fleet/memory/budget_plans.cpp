@@ -1,0 +1,126 @@
+#include "fleet/memory/budget_plans.h"
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include "fleet/core/byte_size.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/memory/planner.h"
+
+namespace fleet::memory {
+namespace {
+
+constexpr int64_t kLeanBytes = 1 << 20;  // a segment of less is not worth a cut
+constexpr int kLeanLive = 2;
+constexpr int kMeasurements = 4;  // then a program that keeps changing is left as it is
+constexpr double kMostMargin = 0.2;
+constexpr double kMoreMargin = 0.04;
+
+int64_t machine_bytes() {
+  int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  int64_t limit = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && limit > 0) {
+    bytes = std::min(bytes, limit);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+int64_t budget_bytes(const std::string& text) {
+  if (!text.ends_with('%')) return byte_size(text).value_or(0);
+  char* end = nullptr;
+  const double share = std::strtod(text.c_str(), &end);
+  if (end != text.c_str() + text.size() - 1 || !(share > 0 && share <= 100)) return 0;
+  return static_cast<int64_t>(static_cast<double>(machine_bytes()) * share / 100);
+}
+
+BudgetPlans::Forward BudgetPlans::begin(int64_t samples) {
+  samples_ = samples;
+  auto& entry = entries_[samples];
+  running_ = {};
+  if (entry.plan) {
+    running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
+    return running_;
+  }
+  running_.policy = std::make_shared<AutomaticCuts>(kLeanBytes, kLeanLive);
+  // The first step of all meets cold caches and fresh pages.
+  if (entry.steps > 0 && entry.measured < kMeasurements) {
+    running_.profiler = std::make_shared<Profiler>(counter_);
+  }
+  return running_;
+}
+
+void BudgetPlans::end_forward(const TapeReport& tape) {
+  auto& entry = entries_[samples_];
+  const auto* planned = dynamic_cast<const PlannedPolicy*>(running_.policy.get());
+  if (running_.profiler) entry.saved_bytes = tape.saved_bytes;
+  if (!planned) return;
+  // Smaller is fine: the plan holds. Larger, or another program, has to be measured.
+  const bool is_larger = tape.saved_bytes > entry.saved_bytes + entry.saved_bytes / 100;
+  if (!is_larger && !planned->has_diverged()) return;
+  log::info("plan",
+            planned->has_diverged()
+                ? "this forward calls other ops than the one that was planned for"
+                : format("this forward saves {}, and {} was planned for",
+                         byte_size_text(tape.saved_bytes), byte_size_text(entry.saved_bytes)));
+  entry.plan.reset();
+  if (entry.measured == kMeasurements) {
+    log::warn("plan",
+              "the program keeps changing: it runs without a plan from now on, with as "
+              "little memory as it can");
+  }
+}
+
+void BudgetPlans::end_backward() {
+  auto& entry = entries_[samples_];
+  if (!entry.plan) ++entry.steps;
+  if (running_.profiler) {
+    entry.profile = std::make_shared<const StepProfile>(running_.profiler->finish());
+    ++entry.measured;
+    make(entry);
+  }
+  running_ = {};
+}
+
+void BudgetPlans::make(Entry& entry) {
+  const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
+  auto plan = make_plan(*entry.profile, {.budget = limit});
+  const auto of_samples = samples_ > 0 ? format(" of {} samples", samples_) : "";
+  if (!plan) {
+    entry.plan.reset();
+    entry.measured = kMeasurements;
+    log::info("plan",
+              format("no plan holds a part{} within {}: it runs with as little memory as it "
+                     "can",
+                     of_samples, byte_size_text(budget_)));
+    return;
+  }
+  log::info(
+      "plan",
+      format("a part{} within {}: {}; {} expected at the peak (everything kept: {}), {:+.1f} % "
+             "time",
+             of_samples, byte_size_text(budget_), plan->describe(),
+             byte_size_text(plan->predicted_peak), byte_size_text(plan->plain_peak),
+             100 * (plan->predicted_seconds / plan->plain_seconds - 1)));
+  entry.plan = std::make_shared<const Plan>(std::move(*plan));
+}
+
+void BudgetPlans::forget() { running_ = {}; }
+
+bool BudgetPlans::tighten() {
+  auto& entry = entries_[samples_];
+  if (!entry.plan || entry.margin + kMoreMargin > kMostMargin) return false;
+  entry.margin += kMoreMargin;
+  make(entry);
+  return entry.plan != nullptr;
+}
+
+std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
+  const auto place = entries_.find(samples);
+  return place == entries_.end() ? nullptr : place->second.plan;
+}
+
+}  // namespace fleet::memory
