@@ -8,6 +8,7 @@
 #include "fleet/io/weights.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/fleet_tool/output_of.h"
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
 #include "tools/fleet/commands.h"
@@ -17,22 +18,6 @@ namespace fleet::tool {
 namespace {
 
 using fleet::testing::error_of;
-
-// What `fleet WORDS...` prints.
-std::string output_of(std::vector<std::string> words) {
-  words.insert(words.begin(), "/usr/bin/fleet");
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  ::testing::internal::CaptureStdout();
-  std::string text;
-  try {
-    EXPECT_EQ(run(static_cast<int>(argv.size()), argv.data()), 0);
-  } catch (...) {
-    ::testing::internal::GetCapturedStdout();
-    throw;
-  }
-  return ::testing::internal::GetCapturedStdout();
-}
 
 class ConvertTest : public ::testing::Test {
  protected:

@@ -15,6 +15,8 @@ constexpr Command kCommands[] = {
     {"convert", "checks a file of weights against a model and writes it with Fleet's names",
      convert},
     {"inspect", "lists the tensors of a safetensors file without loading them", inspect},
+    {"tokenize", "turns plain text into samples for BERT, with a vocabulary of its own if wanted",
+     tokenize},
 };
 
 std::string help() {

@@ -21,5 +21,6 @@ int run(int argc, char** argv);
 
 int convert(int argc, char** argv);
 int inspect(int argc, char** argv);
+int tokenize(int argc, char** argv);
 
 }  // namespace fleet::tool
