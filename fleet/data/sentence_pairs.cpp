@@ -22,18 +22,22 @@ bool starts_with_any(std::string_view text, std::initializer_list<std::string_vi
   return false;
 }
 
-// Where the first sentence of `text` ends; npos while that is not sure.
-size_t end_of_sentence(std::string_view text) {
+// Where the first sentence of `text` that has not ended before `from` ends, or npos.
+size_t end_of_sentence(std::string_view text, size_t from) {
   size_t length = 0;
-  for (size_t at = 0; at < text.size(); ++at) {
-    if (starts_with_any(text.substr(at), {"。", "！", "？"}, length)) return at + length;
-    if (text[at] != '.' && text[at] != '!' && text[at] != '?') continue;
+  for (size_t at = from; at < text.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte == 0xE3 || byte == 0xEF) {  // with which these begin
+      if (starts_with_any(text.substr(at), {"。", "！", "？"}, length)) return at + length;
+    }
+    if (byte != '.' && byte != '!' && byte != '?') continue;
     size_t behind = at + 1;
     while (starts_with_any(text.substr(behind), {".", "!", "?", "\"", "'", ")", "]", "”", "’", "»"},
                            length)) {
       behind += length;
     }
     if (behind < text.size() && (text[behind] == ' ' || text[behind] == '\t')) return behind;
+    at = behind - 1;
   }
   return text.npos;
 }
@@ -45,9 +49,10 @@ SentenceSplitter::SentenceSplitter(std::function<void(std::string_view)> take)
 
 void SentenceSplitter::add_line(std::string_view line) {
   if (line.find_first_not_of(" \t\r\f\v") == line.npos) return finish();
+  size_t from = text_.size();  // before which no sentence ends, or it would not be here
   text_.append(line).push_back(' ');
   std::string_view rest = text_;
-  for (size_t end; (end = end_of_sentence(rest)) != rest.npos;) {
+  for (size_t end; (end = end_of_sentence(rest, from)) != rest.npos; from = 0) {
     take_(rest.substr(0, end));
     rest.remove_prefix(std::min(rest.find_first_not_of(" \t", end), rest.size()));
   }
