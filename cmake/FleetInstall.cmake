@@ -13,7 +13,7 @@ if(FLEET_NCCL_BUILT)
   install(TARGETS fleet_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 
-set(tools fleetrun)
+set(tools fleet_tool fleetrun)
 if(FLEET_BUILD_BENCH)
   list(APPEND tools fleet-bench)
 endif()
@@ -29,7 +29,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/fleet DESTINATION ${CMAKE_INSTALL_INCLUD
   PATTERN direct_file.h EXCLUDE
   PATTERN extent_list.h EXCLUDE
   PATTERN nccl_plugin.h EXCLUDE
-  PATTERN peer_watch.h EXCLUDE)
+  PATTERN peer_watch.h EXCLUDE
+  PATTERN safetensors_header.h EXCLUDE)
 
 install(EXPORT fleetTargets NAMESPACE fleet:: DESTINATION ${package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/fleetConfig.cmake.in ${PROJECT_BINARY_DIR}/fleetConfig.cmake

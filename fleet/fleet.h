@@ -17,6 +17,8 @@
 #include "fleet/data/batch.h"
 #include "fleet/data/data_loader.h"
 #include "fleet/data/fashion_mnist.h"
+#include "fleet/data/masked_text.h"
+#include "fleet/io/weights.h"
 #include "fleet/memory/checkpoint.h"
 #include "fleet/memory/recompute.h"
 #include "fleet/metrics/accuracy.h"

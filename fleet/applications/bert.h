@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "fleet/applications/application.h"
-#include "fleet/applications/bert_batch.h"
+#include "fleet/data/bert_batch.h"
 #include "fleet/ops/attention.h"
 #include "fleet/ops/embedding.h"
 #include "fleet/ops/layer_norm.h"

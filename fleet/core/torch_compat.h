@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/types.h>
 #include <torch/version.h>
@@ -19,9 +18,12 @@
 
 namespace c10 {
 class OperatorHandle;
-}
+struct IValue;
+}  // namespace c10
 
 namespace fleet::compat {
+
+using Stack = std::vector<c10::IValue>;
 
 /// Calls `landed` each time autograd has put a gradient into `parameter.grad()`, inside backward,
 /// on the thread that computed it. Ends with the handle. LibTorch offers this only on the node that
@@ -65,7 +67,7 @@ class OpObserver {
  public:
   virtual ~OpObserver() = default;
   /// Must run the op: `op.callBoxed(stack)`.
-  virtual void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+  virtual void call(const c10::OperatorHandle& op, Stack* stack) = 0;
 };
 
 /// What Fleet keeps in place of a tensor that autograd saves for backward.
@@ -101,7 +103,7 @@ OpObserver* op_observer();
 
 /// Runs an op that was intercepted as if no kernel of Fleet's stood in its way: past the observer
 /// if there is one.
-void call_observed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void call_observed(const c10::OperatorHandle& op, Stack* stack);
 
 /// `ended` is called at the end of each backward that is not inside another, also of one that
 /// throws, on its thread.

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 
 namespace fleet::memory {
@@ -103,6 +104,14 @@ bool GeneratorState::has_moved() const {
   if (!cpu_) return !generator.get_state().equal(other_);
   return !(*cpu_ == CpuState(*at::check_generator<at::CPUGeneratorImpl>(generator)));
 }
+
+OpRecord::OpRecord(int number, const c10::OperatorHandle& handle, const OpTraits& what)
+    : index(number),
+      op(std::make_unique<c10::OperatorHandle>(handle)),
+      traits(&what),
+      state(compat::CallState::now()) {}
+
+OpRecord::~OpRecord() = default;
 
 GeneratorState GeneratorState::of_default() {
   return GeneratorState(at::detail::getDefaultCPUGenerator());

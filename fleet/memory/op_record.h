@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/Generator.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/types.h>
 
 #include "fleet/core/torch_compat.h"
@@ -84,11 +82,13 @@ struct OpTensorList {
 
 /// One op as the user called it, enough to call it again.
 struct OpRecord {
-  OpRecord(int number, const c10::OperatorHandle& handle, const OpTraits& what)
-      : index(number), op(handle), traits(&what), state(compat::CallState::now()) {}
+  OpRecord(int number, const c10::OperatorHandle& handle, const OpTraits& what);
+  ~OpRecord();
+  OpRecord(const OpRecord&) = delete;
+  OpRecord& operator=(const OpRecord&) = delete;
 
   int index;  // in the order of calls
-  c10::OperatorHandle op;
+  std::unique_ptr<c10::OperatorHandle> op;
   const OpTraits* traits;
   compat::CallState state;
   std::vector<c10::IValue> arguments;  // None where tensors go

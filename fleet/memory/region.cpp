@@ -5,6 +5,8 @@
 #include <limits>
 #include <unordered_set>
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/away_memory.h"
@@ -415,7 +417,7 @@ class Region::Replay {
       const compat::CallStateScope state(record.state, with_graph);
       const compat::ObserverScope observers(nullptr, with_graph ? &capture : nullptr);
       try {
-        record.op.callBoxed(&stack);
+        record.op->callBoxed(&stack);
       } catch (const StopOp&) {
         finished = false;
         ++g_totals.stopped_early;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
 
 #include "fleet/core/error.h"

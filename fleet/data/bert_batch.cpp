@@ -1,4 +1,4 @@
-#include "fleet/applications/bert_batch.h"
+#include "fleet/data/bert_batch.h"
 
 #include <algorithm>
 

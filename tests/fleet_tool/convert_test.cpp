@@ -1,0 +1,100 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include "fleet/applications/resnet.h"
+#include "fleet/core/error.h"
+#include "fleet/io/weights.h"
+
+#include "tests/data/temporary_folder.h"
+#include "tests/fleet_tool/output_of.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
+#include "tools/fleet/commands.h"
+#include "tools/fleet/models.h"
+
+namespace fleet::tool {
+namespace {
+
+using fleet::testing::error_of;
+
+class ConvertTest : public ::testing::Test {
+ protected:
+  std::string path(const char* name) { return (folder_.path() / name).string(); }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(ConvertTest, WritesAFileThatTheModelLoads) {
+  auto model = applications::Resnet(
+      applications::ResnetOptions{.blocks = {2, 2, 2, 2}, .bottleneck = false, .classes = 7});
+  save_weights(model, path("a"));
+  EXPECT_TRUE(says(output_of({"convert", "--model", "resnet18", "--classes", "7", "--from",
+                              path("a"), "--to", path("b"), "--dtype", "BF16"}),
+                   "fits resnet18: 122 tensors", "wrote " + path("b")));
+  const SafetensorsFile before(path("a")), after(path("b"));
+  ASSERT_EQ(before.entries().size(), after.entries().size());
+  for (const auto& entry : before.entries()) {
+    const auto type = entry.dtype == torch::kFloat ? torch::kBFloat16 : entry.dtype;
+    EXPECT_TRUE(torch::equal(after.read(after.at(entry.name)), before.read(entry).to(type)));
+  }
+  load_weights(model, path("b"));
+}
+
+TEST_F(ConvertTest, ListsEverythingThatDoesNotFit) {
+  write_safetensors(path("a"),
+                    {{"conv1.weight", torch::empty({64, 3, 3, 3})}, {"extra", torch::arange(2)}});
+  const auto text = error_of([&] {
+    output_of({"convert", "--model=resnet50", "--from", path("a"), "--to", path("b")});
+  });
+  EXPECT_TRUE(says(text, "missing: layer4.2.conv3.weight", "missing: fc.bias", "unexpected: extra",
+                   "conv1.weight is 64 x 3 x 3 x 3 in the file and 64 x 3 x 7 x 7 in the model"));
+  EXPECT_FALSE(std::filesystem::exists(path("b")));
+}
+
+TEST_F(ConvertTest, KnowsEveryModelByName) {
+  for (const auto name : model_names()) {
+    const ModelHandle model(model_without_numbers(std::string(name), 0, 0));
+    ASSERT_FALSE(model.parameters().empty()) << name;
+    EXPECT_TRUE(model.parameters().front().tensor.is_meta()) << name;
+  }
+  EXPECT_TRUE(says(error_of([] { model_without_numbers("vgg16", 5, 0); }), "no vocabulary"));
+  EXPECT_TRUE(says(error_of([] { model_without_numbers("bert-base", 0, 5); }), "no classes"));
+  const ModelHandle bert(model_without_numbers("bert-base", 21128, 0));
+  EXPECT_EQ(bert.parameters().front().tensor.size(0), 21128);
+}
+
+TEST_F(ConvertTest, InspectsWithoutLoading) {
+  write_safetensors(
+      path("a"),
+      {{"w", torch::arange(6, torch::kFloat).reshape({2, 3})}, {"clear\x1b[2J", torch::arange(1)}},
+      {{"format", "pt"}});
+  const std::string text = output_of({"inspect", path("a")});
+  EXPECT_TRUE(says(text, "w             F32    [2, 3]            24\n",
+                   "2 tensors, 7 numbers, 32 B", "format: pt"));
+  EXPECT_EQ(text.find('\x1b'), text.npos);
+  EXPECT_EQ(output_of({"convert", "--inspect", path("a")}), text);
+}
+
+TEST_F(ConvertTest, ExplainsACommandLineThatIsNone) {
+  EXPECT_TRUE(says(error_of<UsageError>([] { output_of({}); }), "no command"));
+  EXPECT_TRUE(says(error_of<UsageError>([] { output_of({"convrt"}); }), "did you mean 'convert'?"));
+  EXPECT_TRUE(
+      says(error_of<UsageError>([] { output_of({"convert"}); }), "--model says", "--from says"));
+  EXPECT_TRUE(says(error_of<UsageError>([] { output_of({"inspect"}); }), "no file"));
+  EXPECT_TRUE(says(error_of<UsageError>([] {
+                     output_of({"convert", "--model", "bert-larg"});
+                   }),
+                   "fleet convert cannot start", "bert-large"));
+  EXPECT_TRUE(says(error_of<HelpRequested>([] { output_of({"--help"}); }), "convert", "inspect"));
+  for (const auto& command : commands()) {
+    EXPECT_TRUE(says(error_of<HelpRequested>([&] {
+                       output_of({std::string(command.name), "--help"});
+                     }),
+                     "fleet " + std::string(command.name) + ": ", "Examples:"));
+  }
+}
+
+}  // namespace
+}  // namespace fleet::tool

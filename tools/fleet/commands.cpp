@@ -1,0 +1,55 @@
+#include "tools/fleet/commands.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/nearest_name.h"
+
+namespace fleet::tool {
+namespace {
+
+constexpr Command kCommands[] = {
+    {"convert", "checks a file of weights against a model and writes it with Fleet's names",
+     convert},
+    {"inspect", "lists the tensors of a safetensors file without loading them", inspect},
+    {"tokenize", "turns plain text into samples for BERT, with a vocabulary of its own if wanted",
+     tokenize},
+};
+
+std::string help() {
+  std::string text = "fleet: tools around training\n\nusage: fleet COMMAND [flags]\n\n";
+  for (const auto& command : kCommands) text += format("  {:<10}{}\n", command.name, command.about);
+  return text +
+         "\n'fleet COMMAND --help' lists the flags of a command.\n"
+         "\nExamples:\n"
+         "  fleet inspect model.safetensors\n"
+         "  fleet convert --model bert-large --from model.safetensors --to out.safetensors\n";
+}
+
+}  // namespace
+
+std::span<const Command> commands() { return kCommands; }
+
+int run(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  if (name == "--help" || name == "-h" || name == "help") throw HelpRequested(help());
+  std::vector<std::string> names;
+  for (const auto& command : kCommands) {
+    names.emplace_back(command.name);
+    if (command.name != name) continue;
+    std::string program = format("fleet {}", name);
+    std::vector<char*> words(argv + 1, argv + argc);
+    words.front() = program.data();
+    return command.run(argc - 1, words.data());
+  }
+  throw UsageError("fleet",
+                   name.empty()
+                       ? "no command was given"
+                       : format("there is no command '{}'{}", name, did_you_mean(name, names)),
+                   "fleet --help lists the commands");
+}
+
+}  // namespace fleet::tool

@@ -1,0 +1,79 @@
+#include "tools/fleet/inspect.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "fleet/core/byte_size.h"
+#include "fleet/core/command_line.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/io/safetensors.h"
+
+#include "tools/fleet/commands.h"
+
+namespace fleet::tool {
+namespace {
+
+// Names come from a file: nothing in them may steer a terminal.
+std::string printable(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    out += byte < 0x20 || byte == 0x7F ? format("\\x{:02x}", byte) : std::string(1, c);
+  }
+  return out;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += format("{}{}", text.size() > 1 ? ", " : "", size);
+  return text + "]";
+}
+
+}  // namespace
+
+void print_tensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  constexpr size_t kWidest = 80;
+  size_t name_width = 4, shape_width = 5;
+  for (const auto& entry : file.entries()) {
+    name_width = std::max(name_width, std::min(kWidest, printable(entry.name).size()));
+    shape_width = std::max(shape_width, shape_text(entry.shape).size());
+  }
+  std::string text = format("{:<{}}  {:<5}  {:<{}}  {:>12}\n", "name", name_width, "type", "shape",
+                            shape_width, "bytes");
+  int64_t numbers = 0, bytes = 0;
+  for (const auto& entry : file.entries()) {
+    text += format("{:<{}}  {:<5}  {:<{}}  {:>12}\n", printable(entry.name), name_width,
+                   safetensors_type_name(entry.dtype), shape_text(entry.shape), shape_width,
+                   entry.bytes);
+    bytes += entry.bytes;
+    numbers += entry.bytes / static_cast<int64_t>(c10::elementSize(entry.dtype));
+  }
+  text +=
+      format("{} tensors, {} numbers, {}\n", file.entries().size(), numbers, byte_size_text(bytes));
+  for (const auto& [key, value] : file.metadata())
+    text += format("{}: {}\n", printable(key), printable(value));
+  std::fputs(text.c_str(), stdout);
+}
+
+int inspect(int argc, char** argv) {
+  std::vector<std::string> files;
+  parse(
+      {.about = "lists the tensors of safetensors files: name, type, shape, bytes",
+       .groups = {},
+       .examples = {"fleet inspect model.safetensors", "fleet inspect a.safetensors b.safetensors"},
+       .positional = &files,
+       .positional_help = "FILE..."},
+      argc, argv);
+  if (files.empty()) {
+    throw UsageError("inspect", "no file was given", "fleet inspect model.safetensors");
+  }
+  for (const auto& file : files) {
+    if (files.size() > 1) std::printf("%s\n", file.c_str());
+    print_tensors(file);
+  }
+  return 0;
+}
+
+}  // namespace fleet::tool
