@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <fstream>
 
 #include "fleet/core/byte_size.h"
@@ -12,8 +15,14 @@
 namespace fleet::memory {
 namespace {
 
-constexpr int64_t kLeanBytes = 1 << 20;  // a segment of less is not worth a cut
-constexpr int kLeanLive = 2;
+// Ways to run with little memory before anything is known, tried in turn: segments of at least such
+// a share of the budget, cut where the program holds so many pieces of memory.
+struct Lean {
+  int64_t share;
+  int live;
+};
+constexpr std::array kLean = {Lean{32, 1}, Lean{8, 1},  Lean{4, 1},  Lean{96, 1},
+                              Lean{16, 2}, Lean{64, 2}, Lean{256, 3}};
 constexpr int kMeasurements = 4;  // then a program that keeps changing is left as it is
 constexpr double kMostMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
@@ -45,7 +54,9 @@ BudgetPlans::Forward BudgetPlans::begin(int64_t samples) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
     return running_;
   }
-  running_.policy = std::make_shared<AutomaticCuts>(kLeanBytes, kLeanLive);
+  const auto& lean = kLean[entry.lean];
+  running_.policy =
+      std::make_shared<AutomaticCuts>(std::max<int64_t>(budget_ / lean.share, 32 << 10), lean.live);
   // The first step of all meets cold caches and fresh pages.
   if (entry.steps > 0 && entry.measured < kMeasurements) {
     running_.profiler = std::make_shared<Profiler>(counter_);
@@ -80,6 +91,7 @@ void BudgetPlans::end_backward() {
   if (running_.profiler) {
     entry.profile = std::make_shared<const StepProfile>(running_.profiler->finish());
     ++entry.measured;
+    entry.is_tightened = false;
     make(entry);
   }
   running_ = {};
@@ -112,10 +124,20 @@ void BudgetPlans::forget() { running_ = {}; }
 
 bool BudgetPlans::tighten() {
   auto& entry = entries_[samples_];
-  if (!entry.plan || entry.margin + kMoreMargin > kMostMargin) return false;
-  entry.margin += kMoreMargin;
-  make(entry);
-  return entry.plan != nullptr;
+  if (!entry.plan) {
+    if (entry.lean + 1 == kLean.size()) return false;
+    ++entry.lean;
+    return true;
+  }
+  // Once more to spare; if that was not it, what was measured no longer holds.
+  if (!std::exchange(entry.is_tightened, true) && entry.margin + kMoreMargin <= kMostMargin) {
+    entry.margin += kMoreMargin;
+    make(entry);
+    if (entry.plan) return true;
+  }
+  entry.plan.reset();
+  entry.is_tightened = false;
+  return entry.measured < kMeasurements;
 }
 
 std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {

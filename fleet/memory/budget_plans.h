@@ -31,8 +31,8 @@ class BudgetPlans {
   /// The step failed.
   void forget();
 
-  /// Memory was short although a plan was followed: it is made again with more to spare. False: it
-  /// was not the plan's fault.
+  /// Memory was short: true when the same step may fit another way, by a plan with more to spare,
+  /// or cut otherwise while there is none.
   bool tighten();
 
   /// The plan in force for so many samples; null: none yet.
@@ -42,7 +42,9 @@ class BudgetPlans {
   struct Entry {
     int steps = 0;  // that ran without a plan
     int measured = 0;
+    size_t lean = 0;  // how it runs without a plan
     double margin = 0.01;
+    bool is_tightened = false;  // since it was measured
     int64_t saved_bytes = 0;  // of the forward that was measured
     std::shared_ptr<const StepProfile> profile;
     std::shared_ptr<const Plan> plan;

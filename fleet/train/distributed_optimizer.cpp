@@ -208,7 +208,10 @@ UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
   return report_of_call([&](UpdateReport& report) {
     const auto& merge = state_->merge;
     const bool is_last = merge.next_is_last();
-    run({.weight = 1, .is_last = is_last, .of = merge.calls_per_update(), .loss = loss}, report);
+    const Part part{.weight = 1, .is_last = is_last, .of = merge.calls_per_update(), .loss = loss};
+    if (!merge.is_open()) state_->micro_batch->open_window();
+    bool done = false;
+    while (!done) done = run_one(part, report);
     if (is_last) update(report);
   });
 }
@@ -248,6 +251,25 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_sl
     }
     update(report);
   });
+}
+
+// False: memory was short, nothing is left of it, and it may fit by another plan. Only at the start
+// of a window: what earlier calls brought cannot be told apart any more.
+bool DistributedOptimizer::run_one(const Part& part, UpdateReport& report) {
+  auto& s = *state_;
+  const bool is_first = !s.merge.is_open();
+  const double usual_weight = s.usual_weight;
+  try {
+    run(part, report);
+  } catch (const c10::OutOfMemoryError& error) {
+    const bool again = is_first && s.memory && s.may_start_again(error) && s.memory->plan_again();
+    if (!again) throw;
+    s.drop_failed_call();
+    s.micro_batch->put_back();
+    if (s.comm->size() == 1) s.usual_weight = usual_weight;
+    return false;
+  }
+  return true;
 }
 
 // False: memory was short, nothing is left of it, and smaller parts may fit.

@@ -127,6 +127,7 @@ class DistributedOptimizer {
   struct PartLoss;
   PartLoss forward(const Part& part);
   void run(const Part& part, UpdateReport& report);
+  bool run_one(const Part& part, UpdateReport& report);
   bool run_all(int64_t samples, const SliceLoss& loss, bool can_slice, UpdateReport& report);
   void update(UpdateReport& report);
 
