@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "fleet/applications/name_group.h"
+#include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/checkpoint.h"
@@ -184,6 +185,28 @@ std::vector<std::string> BertImpl::checkpoints() const {
   std::vector<std::string> names;
   for (size_t i = 0; i < layers_.size(); ++i) names.push_back(name_of(i));
   return names;
+}
+
+MaskedText Bert::load_digital_dataset_from_file(MaskedTextOptions data) const {
+  if (data.world_size == 1) {
+    data.rank = world()->rank();
+    data.world_size = world()->size();
+  }
+  auto text = fleet::load_digital_dataset_from_file(data);
+  std::vector<std::string> problems;
+  if (text.vocabulary().size() > options().vocab) {
+    problems.push_back(format("{} has {} tokens, the model {}", data.vocab_path.string(),
+                              text.vocabulary().size(), options().vocab));
+  }
+  if (data.max_seq_len > options().max_positions) {
+    problems.push_back(format("max_seq_len is {}, the model has {} positions", data.max_seq_len,
+                              options().max_positions));
+  }
+  if (!problems.empty()) {
+    throw Error::all("bert", "the model has no room for these data", problems,
+                     "build the model with .vocab and .max_positions of the data");
+  }
+  return text;
 }
 
 BertOptions bert_large_options() {

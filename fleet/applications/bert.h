@@ -6,6 +6,7 @@
 
 #include "fleet/applications/application.h"
 #include "fleet/data/bert_batch.h"
+#include "fleet/data/masked_text.h"
 #include "fleet/ops/attention.h"
 #include "fleet/ops/embedding.h"
 #include "fleet/ops/layer_norm.h"
@@ -85,7 +86,17 @@ class BertImpl : public torch::nn::Module {
   torch::Tensor decoder_bias_;
   ops::Linear seq_relationship_{nullptr};
 };
-using Bert = Application<BertImpl>;
+
+/// What a program holds; see BertImpl and Application.
+class Bert : public Application<BertImpl> {
+ public:
+  using Application<BertImpl>::Application;
+
+  /// Token files as batches for this model (masked_text.h); a vocabulary or a length that it has no
+  /// room for is an Error. Each rank gets its share: while `world_size` is 1, the ranks are those
+  /// of fleet::init.
+  MaskedText load_digital_dataset_from_file(MaskedTextOptions options) const;
+};
 
 BertOptions bert_large_options();
 Bert BertBase(torch::Device device = torch::kCPU);

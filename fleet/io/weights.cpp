@@ -78,13 +78,17 @@ WeightsMatch match_weights(const ModelHandle& model, const SafetensorsFile& file
   }
   const auto tensors = tensors_of(model);
   std::set<std::string> own;
-  std::set<const void*> provided;  // tensors that some name of theirs was found for
+  std::map<const void*, std::string> provided;  // tensors that a name of theirs was found for
   for (const auto& [name, tensor] : tensors) {
     own.insert(name);
     const auto found = in_file.find(name);
     if (found == in_file.end()) continue;
-    provided.insert(tensor.unsafeGetTensorImpl());
     const auto& entry = *found->second;
+    const auto [before, is_new] = provided.try_emplace(tensor.unsafeGetTensorImpl(), name);
+    if (!is_new && !same_bytes(file, entry, *in_file.at(before->second))) {
+      match.unlike.push_back(format("{} differs from {}, which is the same tensor in this model",
+                                    name, before->second));
+    }
     if (tensor.sizes() == at::IntArrayRef(entry.shape)) {
       match.pairs.push_back({{name, tensor}, &entry});
     } else {

@@ -150,6 +150,12 @@ TEST_F(WeightsTest, NeedOneNameOfATiedTensor) {
   load_weights(model, written({{"b", torch::arange(3, 6)}}));
   EXPECT_EQ(model.a[2].item<float>(), 5);
   EXPECT_TRUE(says(error_of([&] { load_weights(model, written({})); }), "missing: a"));
+  load_weights(model, written({{"a", torch::arange(3)}, {"b", torch::arange(3)}}));
+  EXPECT_TRUE(
+      says(error_of([&] {
+             load_weights(model, written({{"a", torch::arange(3)}, {"b", torch::zeros({3})}}));
+           }),
+           "b differs from a"));
 }
 
 }  // namespace
