@@ -6,12 +6,12 @@
 #include <torch/nn/functional/loss.h>
 
 #include "fleet/applications/bert.h"
-#include "fleet/applications/bert_batch.h"
 #include "fleet/applications/resnet.h"
 #include "fleet/applications/synthetic.h"
 #include "fleet/core/byte_size.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/data/bert_batch.h"
 #include "fleet/memory/budget_allocator.h"
 #include "fleet/memory/planner.h"
 #include "fleet/memory/policies.h"
@@ -326,7 +326,6 @@ std::vector<Row> bench_memory() {
     trade_off(net, samples, rows);
     equal_budget(net, plain_samples, rows);
   };
-  if (getenv("FB")) { auto net = bert(512); for (const auto& parameter : net.parameters) parameter.mutable_grad() = torch::zeros_like(parameter); trade_off(net, 2, rows); return rows; }
   take(bert(512), 4, 2);
   take(bert(128), 16, 8);
   take(resnet50(96), 16, 8);
