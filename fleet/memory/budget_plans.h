@@ -45,7 +45,7 @@ class BudgetPlans {
     size_t lean = 0;  // how it runs without a plan
     double margin = 0.01;
     bool is_tightened = false;  // since it was measured
-    int64_t saved_bytes = 0;  // of the forward that was measured
+    int64_t saved_bytes = 0;    // of the forward that was measured
     std::shared_ptr<const StepProfile> profile;
     std::shared_ptr<const Plan> plan;
   };

@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"

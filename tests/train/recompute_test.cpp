@@ -180,13 +180,6 @@ TEST(RecomputeTest, SaysOnceWhatItDid) {
   EXPECT_EQ(text.find("segments to make again", first + 30), std::string::npos) << text;
 }
 
-TEST(RecomputeTest, ABudgetIsRefusedUntilThePlannerIsHere) {
-  BlockTraining setup{
-      .strategy = {.recompute = true, .recompute_configs = {.memory_budget = "1GiB"}}};
-  EXPECT_TRUE(says(error_of([&] { train_blocks(setup); }),
-                   "recompute_configs.memory_budget is not in this version of Fleet yet"));
-}
-
 // ---- offload
 
 constexpr int64_t kMiB = 1024 * 1024;
