@@ -8,11 +8,8 @@ namespace fleet::memory {
 
 std::string Plan::describe() const {
   const auto dropped = std::ranges::count_if(segments, &Segment::is_dropped);
-  const auto sent = std::ranges::count_if(segments, &Segment::is_offloaded);
-  auto text = format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
-                     dropped, segments.size(), std::ranges::count(rebuilt, 1));
-  if (sent > 0) text += format(", {} checkpoints sent out", sent);
-  return text;
+  return format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
+                dropped, segments.size(), std::ranges::count(rebuilt, 1));
 }
 
 bool PlannedPolicy::cut_before_op(const Tape& tape, const OpTraits& op) {

@@ -15,8 +15,7 @@ namespace fleet::memory {
 struct Plan {
   struct Segment {
     int first_op = 0;
-    bool is_dropped = false;    // given up at once, and rebuilt in backward
-    bool is_offloaded = false;  // what leaves it for later segments goes to disk
+    bool is_dropped = false;  // given up at once, and rebuilt in backward
   };
   std::vector<Segment> segments;  // in order, the first at op 0
   std::vector<char> rebuilt;      // by op: whether its values are rebuilt one by one
@@ -28,7 +27,7 @@ struct Plan {
   int64_t plain_peak = 0;  // if everything was kept
   double plain_seconds = 0;
 
-  /// "24 of 49 segments recomputed, 120 values rebuilt one by one, 2 sent out".
+  /// "24 of 49 segments recomputed, 12 ops whose results are rebuilt one by one".
   std::string describe() const;
 };
 

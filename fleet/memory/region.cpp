@@ -102,30 +102,27 @@ double seconds_since(Clock::time_point begin) {
 }
 
 // What replays brought back goes at the end of a backward at the latest: with retain_graph nobody
-// else would let go of it.
+// else would let go of it. By thread: others may be in the middle of theirs.
 class Rebuilt {
  public:
-  static Rebuilt& get() {
-    static auto* const rebuilt = [] {
-      compat::on_backward_end([] { get().give_up(); });
-      return new Rebuilt();
+  static Rebuilt& of_this_thread() {
+    static const bool listening = [] {
+      compat::on_backward_end([] { of_this_thread().give_up(); });
+      return true;
     }();
-    return *rebuilt;
+    (void)listening;
+    thread_local Rebuilt rebuilt;
+    return rebuilt;
   }
-  void add(const std::shared_ptr<KeptValue>& kept) {
-    const std::scoped_lock lock(mutex_);
-    kept_.push_back(kept);
-  }
+  void add(const std::shared_ptr<KeptValue>& kept) { kept_.push_back(kept); }
 
  private:
   void give_up() {
-    const std::scoped_lock lock(mutex_);
     for (const auto& entry : kept_) {
       if (const auto kept = entry.lock()) kept->give_up_rebuilt();
     }
     kept_.clear();
   }
-  std::mutex mutex_;
   std::vector<std::weak_ptr<KeptValue>> kept_;
 };
 
@@ -605,7 +602,7 @@ void Region::rebuild() {
   Need need(*this, records_);
   for (const auto& kept : at_hand) need.at_hand(*kept);
   for (const auto& kept : wanted) need.mark(*kept);
-  for (const auto& kept : wanted) Rebuilt::get().add(kept);
+  for (const auto& kept : wanted) Rebuilt::of_this_thread().add(kept);
   Replay(*this, need, wanted, std::move(at_hand)).run();
   ++g_totals.rebuilds;
   const double seconds = seconds_since(begin);
