@@ -27,6 +27,22 @@ int64_t machine_bytes() {
   return bytes;
 }
 
+std::string of_samples(int64_t samples) {
+  return samples > 0 ? format("a part of {} samples", samples) : "a part";
+}
+
+std::string no_plan_text(int64_t samples, int64_t budget) {
+  return format("no plan holds {} within {}: it runs with as little memory as it can",
+                of_samples(samples), byte_size_text(budget));
+}
+
+std::string plan_text(int64_t samples, int64_t budget, const Plan& plan) {
+  return format("{} within {}: {}; {} expected at the peak (everything kept: {}), {:+.1f} % time",
+                of_samples(samples), byte_size_text(budget), plan.describe(),
+                byte_size_text(plan.predicted_peak), byte_size_text(plan.plain_peak),
+                100 * (plan.predicted_seconds / plan.plain_seconds - 1));
+}
+
 }  // namespace
 
 int64_t budget_bytes(const std::string& text) {
@@ -88,23 +104,13 @@ void BudgetPlans::end_backward() {
 void BudgetPlans::make(Entry& entry) {
   const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
   auto plan = make_plan(*entry.profile, {.budget = limit});
-  const auto of_samples = samples_ > 0 ? format(" of {} samples", samples_) : "";
   if (!plan) {
     entry.plan.reset();
     entry.measured = kMeasurements;
-    log::info("plan",
-              format("no plan holds a part{} within {}: it runs with as little memory as it "
-                     "can",
-                     of_samples, byte_size_text(budget_)));
+    log::info("plan", no_plan_text(samples_, budget_));
     return;
   }
-  log::info(
-      "plan",
-      format("a part{} within {}: {}; {} expected at the peak (everything kept: {}), {:+.1f} % "
-             "time",
-             of_samples, byte_size_text(budget_), plan->describe(),
-             byte_size_text(plan->predicted_peak), byte_size_text(plan->plain_peak),
-             100 * (plan->predicted_seconds / plan->plain_seconds - 1)));
+  log::info("plan", plan_text(samples_, budget_, *plan));
   entry.plan = std::make_shared<const Plan>(std::move(*plan));
 }
 
@@ -121,6 +127,21 @@ bool BudgetPlans::tighten() {
 std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
   const auto place = entries_.find(samples);
   return place == entries_.end() ? nullptr : place->second.plan;
+}
+
+std::string BudgetPlans::summary() const {
+  std::string text;
+  for (const auto& [samples, entry] : entries_) {
+    if (!entry.profile) return "";
+    text +=
+        (entry.plan ? plan_text(samples, budget_, *entry.plan) : no_plan_text(samples, budget_)) +
+        "\n";
+    if (entry.plan) {
+      text += format("  a part takes {:.3f} s by this plan, {:.3f} s with everything kept\n",
+                     entry.plan->predicted_seconds, entry.plan->plain_seconds);
+    }
+  }
+  return text;
 }
 
 }  // namespace fleet::memory

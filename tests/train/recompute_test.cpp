@@ -180,11 +180,13 @@ TEST(RecomputeTest, SaysOnceWhatItDid) {
   EXPECT_EQ(text.find("segments to make again", first + 30), std::string::npos) << text;
 }
 
-TEST(RecomputeTest, ABudgetIsRefusedUntilThePlannerIsHere) {
+TEST(RecomputeTest, PlanOnlySaysThePlanAndEnds) {
   BlockTraining setup{
-      .strategy = {.recompute = true, .recompute_configs = {.memory_budget = "1GiB"}}};
-  EXPECT_TRUE(says(error_of([&] { train_blocks(setup); }),
-                   "recompute_configs.memory_budget is not in this version of Fleet yet"));
+      .strategy = {.recompute = true,
+                   .recompute_configs = {.memory_budget = "1GiB", .plan_only = true}},
+      .steps = 3};
+  EXPECT_TRUE(says(error_of<HelpRequested>([&] { train_blocks(setup); }),
+                   "within 1.00 GiB: ", "expected at the peak", "s with everything kept"));
 }
 
 // ---- offload
