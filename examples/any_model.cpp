@@ -15,7 +15,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr int64_t kWidth = 128, kLength = 96, kSamples = 16, kUpdates = 6;
+constexpr int64_t kWidth = 128, kLength = 64, kSamples = 16, kUpdates = 5;
 
 nn::TransformerEncoder make_model() {
   const auto layer = nn::TransformerEncoderLayerOptions(kWidth, 4).dim_feedforward(512);

@@ -13,6 +13,7 @@ namespace fleet::memory {
 namespace {
 
 constexpr int64_t kLeanBytes = 1 << 20;  // a segment of less is not worth a cut
+constexpr int64_t kLeanSegments = 4;     // of this size fill what the budget leaves
 constexpr int kLeanLive = 2;
 constexpr int kMeasurements = 4;  // then a program that keeps changing is left as it is
 constexpr double kMostMargin = 0.2;
@@ -61,7 +62,9 @@ BudgetPlans::Forward BudgetPlans::begin(int64_t samples) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
     return running_;
   }
-  running_.policy = std::make_shared<AutomaticCuts>(kLeanBytes, kLeanLive);
+  // Short segments keep too much at their cuts, long ones bring too much back at once.
+  const auto room = (budget_ - counter_.live()) / kLeanSegments;
+  running_.policy = std::make_shared<AutomaticCuts>(std::max(kLeanBytes, room), kLeanLive);
   // The first step of all meets cold caches and fresh pages.
   if (entry.steps > 0 && entry.measured < kMeasurements) {
     running_.profiler = std::make_shared<Profiler>(counter_);

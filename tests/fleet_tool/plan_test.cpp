@@ -44,10 +44,11 @@ TEST(PlanTest, PrintsDrawsAndWrites) {
   const auto text = output_of({"plan", "--model", "resnet50", "--image", "64", "--batch", "300",
                                "--budget", "2GiB", "--svg", svg.string(), "--json", json.string()});
   EXPECT_TRUE(says(text, "resnet50, 64 x 64, fp32 within 2.00 GiB", "25.6 million parameters",
-                   "plain ", "every block ", "planned ", "batch 300 fits by a plan"));
+                   "plain, largest ", "every block, largest ", "planned, largest ",
+                   "batch 300 fits by a plan"));
   EXPECT_TRUE(says(content(svg), "<svg ", "every block", "memory in use, GiB", "budget", "</svg>"));
   EXPECT_EQ(content(svg).find("nan"), std::string::npos);
-  EXPECT_TRUE(says(content(json), "\"way\": \"planned\"", "\"asked\": {\"batch\": 300"));
+  EXPECT_TRUE(says(content(json), "\"way\": \"planned, largest\"", "\"asked\": {\"batch\": 300"));
 }
 
 TEST(PlanTest, ExplainsFlagsThatAreWrong) {

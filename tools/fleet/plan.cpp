@@ -20,7 +20,6 @@ namespace {
 
 using memory::Plan;
 
-constexpr Way kWays[] = {Way::kPlain, Way::kEveryBlock, Way::kPlanned};
 constexpr double kGiga = 1e9;
 // Of the V100 that the guide has, by its data sheet.
 constexpr double kV100Gflops = 15700, kV100Bandwidth = 900;
@@ -156,29 +155,32 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
       format("times by a model: {:.0f} GFLOP/s or {:.0f} GB/s, whichever is slower for an op, "
              "backward twice forward",
              options.gflops, options.bandwidth));
-  print(format("\n{:<13}{:>14}{:>14}{:>16}{:>13}", "", "largest batch", "peak", "time/sample",
+  print(format("\n{:<24}{:>8}{:>14}{:>16}{:>16}", "", "batch", "peak", "time/sample",
                "against plain"));
   std::string json;
-  LargestBatch plain, planned;
-  for (const auto way : kWays) {
-    const auto largest = largest_batch(model, way, budget);
-    if (way == Way::kPlain) plain = largest;
-    if (way == Way::kPlanned) planned = largest;
-    if (largest.samples == 0) {
-      print(format("{:<13}{:>14}", name_of(way), "none"));
-      continue;
-    }
-    const double seconds = largest.seconds_per_sample();
-    const double kept = largest.plan->plain_seconds / static_cast<double>(largest.samples);
-    print(format("{:<13}{:>14}{:>14}{:>13.2f} ms{:>13}", name_of(way), largest.samples,
-                 byte_size_text(largest.plan->predicted_peak), 1e3 * seconds,
+  const auto row = [&](const std::string& name, const LargestBatch& batch) {
+    if (batch.samples == 0) return print(format("{:<24}{:>8}", name, "none"));
+    const double seconds = batch.seconds_per_sample();
+    const double kept = batch.plan->plain_seconds / static_cast<double>(batch.samples);
+    print(format("{:<24}{:>8}{:>14}{:>13.2f} ms{:>16}", name, batch.samples,
+                 byte_size_text(batch.plan->predicted_peak), 1e3 * seconds,
                  added_time(seconds, kept)));
     json += format(
-        "{}\n    {{\"way\": \"{}\", \"largest_batch\": {}, \"peak_bytes\": {}, "
+        "{}\n    {{\"way\": \"{}\", \"batch\": {}, \"peak_bytes\": {}, "
         "\"seconds_per_sample\": {:.6g}, \"plain_seconds_per_sample\": {:.6g}}}",
-        json.empty() ? "" : ",", name_of(way), largest.samples, largest.plan->predicted_peak,
-        seconds, kept);
+        json.empty() ? "" : ",", name, batch.samples, batch.plan->predicted_peak, seconds, kept);
+  };
+  const auto plain = largest_batch(model, Way::kPlain, budget);
+  const auto blocks = largest_batch(model, Way::kEveryBlock, budget);
+  const auto planned = largest_batch(model, Way::kPlanned, budget);
+  row("plain, largest", plain);
+  row("every block, largest", blocks);
+  if (blocks.samples > 0) {
+    if (auto plan = plan_within(model, Way::kPlanned, blocks.samples, budget)) {
+      row("planned, as many", {blocks.samples, std::move(plan)});
+    }
   }
+  row("planned, largest", planned);
   if (planned.samples == 0) {
     throw Error(
         "plan",
