@@ -134,8 +134,10 @@ std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
 
 std::string BudgetPlans::summary() const {
   std::string text;
+  const auto last = entries_.find(samples_);
+  if (last == entries_.end() || !last->second.profile) return text;
   for (const auto& [samples, entry] : entries_) {
-    if (!entry.profile) return "";
+    if (!entry.profile) continue;  // it never got through a step
     text +=
         (entry.plan ? plan_text(samples, budget_, *entry.plan) : no_plan_text(samples, budget_)) +
         "\n";

@@ -39,7 +39,7 @@ class BudgetPlans {
   /// The plan in force for so many samples; null: none yet.
   std::shared_ptr<const Plan> plan(int64_t samples) const;
 
-  /// Once every size of part that was met has been planned for: a line for each. Empty until then.
+  /// The plans so far in words, once there is one for the size of part that ran last; else empty.
   std::string summary() const;
 
  private:

@@ -225,7 +225,7 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
   if (!options.svg.empty()) draw(model, options, drawn.samples, budget, *drawn.plan);
 }
 
-// The guide says neither the length of a sample nor what else is in its 32 GB.
+// The guide does not name its cards: its batches and its speeds are those of V100s with 32 GB.
 void compare_with_guide(PlanCommandOptions options) {
   options.model = "bert-large";
   constexpr int64_t kBudget = int64_t{32} << 30;
@@ -259,10 +259,12 @@ void compare_with_guide(PlanCommandOptions options) {
   row(format("Fleet, predicted, seq {}, planned", options.seq), columns[0].planned,
       columns[1].planned);
   print(format(
-      "\nThe guide does not say how long its samples are, and measured its speeds on V100s. "
-      "Fleet's "
-      "are\npredicted against plain in the same type: {:.0f} GFLOP/s, {:.0f} GB/s. amp: bf16 "
-      "throughout, fp32 masters.",
+      "\nThe guide's program has samples of up to 512 tokens; it does not name its cards, and "
+      "V100s "
+      "of 32 GB are\nassumed. Fleet's speeds are predicted, against plain in the same type, for "
+      "{:.0f} "
+      "GFLOP/s and {:.0f} GB/s;\nthe guide's are measured, against plain in fp32. amp here: bf16 "
+      "throughout, with fp32 masters.",
       options.gflops, options.bandwidth));
 }
 
