@@ -15,14 +15,16 @@
 namespace fleet::memory {
 namespace {
 
-// Ways to run with little memory before anything is known, tried in turn: segments of at least such
-// a share of the budget, cut where the program holds so many pieces of memory.
+// Ways to run with little memory before anything is known, tried in turn: segments of such a share
+// of what the budget leaves, cut where the program holds so many pieces of memory. Short segments
+// keep too much at their cuts, long ones bring too much back at once.
 struct Lean {
   int64_t share;
   int live;
 };
-constexpr std::array kLean = {Lean{32, 1}, Lean{8, 1},  Lean{4, 1},  Lean{96, 1},
-                              Lean{16, 2}, Lean{64, 2}, Lean{256, 3}};
+constexpr std::array kLean = {Lean{4, 2},  Lean{8, 1},  Lean{4, 1},  Lean{16, 1},
+                              Lean{32, 1}, Lean{64, 2}, Lean{256, 3}};
+constexpr int64_t kLeast = 32 << 10;
 constexpr int kMeasurements = 4;  // then a program that keeps changing is left as it is
 constexpr double kMostMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
@@ -34,6 +36,22 @@ int64_t machine_bytes() {
     bytes = std::min(bytes, limit);
   }
   return bytes;
+}
+
+std::string of_samples(int64_t samples) {
+  return samples > 0 ? format("a part of {} samples", samples) : "a part";
+}
+
+std::string no_plan_text(int64_t samples, int64_t budget) {
+  return format("no plan holds {} within {}: it runs with as little memory as it can",
+                of_samples(samples), byte_size_text(budget));
+}
+
+std::string plan_text(int64_t samples, int64_t budget, const Plan& plan) {
+  return format("{} within {}: {}; {} expected at the peak (everything kept: {}), {:+.1f} % time",
+                of_samples(samples), byte_size_text(budget), plan.describe(),
+                byte_size_text(plan.predicted_peak), byte_size_text(plan.plain_peak),
+                100 * (plan.predicted_seconds / plan.plain_seconds - 1));
 }
 
 }  // namespace
@@ -55,8 +73,8 @@ BudgetPlans::Forward BudgetPlans::begin(int64_t samples) {
     return running_;
   }
   const auto& lean = kLean[entry.lean];
-  running_.policy =
-      std::make_shared<AutomaticCuts>(std::max<int64_t>(budget_ / lean.share, 32 << 10), lean.live);
+  const auto segment = std::max(kLeast, (budget_ - counter_.live()) / lean.share);
+  running_.policy = std::make_shared<AutomaticCuts>(segment, lean.live);
   // The first step of all meets cold caches and fresh pages.
   if (entry.steps > 0 && entry.measured < kMeasurements) {
     running_.profiler = std::make_shared<Profiler>(counter_);
@@ -100,23 +118,13 @@ void BudgetPlans::end_backward() {
 void BudgetPlans::make(Entry& entry) {
   const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
   auto plan = make_plan(*entry.profile, {.budget = limit});
-  const auto of_samples = samples_ > 0 ? format(" of {} samples", samples_) : "";
   if (!plan) {
     entry.plan.reset();
     entry.measured = kMeasurements;
-    log::info("plan",
-              format("no plan holds a part{} within {}: it runs with as little memory as it "
-                     "can",
-                     of_samples, byte_size_text(budget_)));
+    log::info("plan", no_plan_text(samples_, budget_));
     return;
   }
-  log::info(
-      "plan",
-      format("a part{} within {}: {}; {} expected at the peak (everything kept: {}), {:+.1f} % "
-             "time",
-             of_samples, byte_size_text(budget_), plan->describe(),
-             byte_size_text(plan->predicted_peak), byte_size_text(plan->plain_peak),
-             100 * (plan->predicted_seconds / plan->plain_seconds - 1)));
+  log::info("plan", plan_text(samples_, budget_, *plan));
   entry.plan = std::make_shared<const Plan>(std::move(*plan));
 }
 
@@ -143,6 +151,23 @@ bool BudgetPlans::tighten() {
 std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
   const auto place = entries_.find(samples);
   return place == entries_.end() ? nullptr : place->second.plan;
+}
+
+std::string BudgetPlans::summary() const {
+  std::string text;
+  const auto last = entries_.find(samples_);
+  if (last == entries_.end() || !last->second.profile) return text;
+  for (const auto& [samples, entry] : entries_) {
+    if (!entry.profile) continue;  // it never got through a step
+    text +=
+        (entry.plan ? plan_text(samples, budget_, *entry.plan) : no_plan_text(samples, budget_)) +
+        "\n";
+    if (entry.plan) {
+      text += format("  a part takes {:.3f} s by this plan, {:.3f} s with everything kept\n",
+                     entry.plan->predicted_seconds, entry.plan->plain_seconds);
+    }
+  }
+  return text;
 }
 
 }  // namespace fleet::memory

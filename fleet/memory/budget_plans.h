@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "fleet/memory/memory_counter.h"
 #include "fleet/memory/plan.h"
@@ -37,6 +38,9 @@ class BudgetPlans {
 
   /// The plan in force for so many samples; null: none yet.
   std::shared_ptr<const Plan> plan(int64_t samples) const;
+
+  /// The plans so far in words, once there is one for the size of part that ran last; else empty.
+  std::string summary() const;
 
  private:
   struct Entry {

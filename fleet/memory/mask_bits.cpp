@@ -55,14 +55,15 @@ void unpack(const uint8_t* bits, int64_t n, Word pattern, Word* words) {
 }  // namespace
 
 std::optional<MaskBits> MaskBits::of(const torch::Tensor& mask) {
-  const bool fits = mask.device().is_cpu() && mask.is_contiguous() && mask.is_floating_point() &&
-                    mask.element_size() <= 4;
+  const bool fits = (mask.is_cpu() || mask.is_meta()) && mask.is_contiguous() &&
+                    mask.is_floating_point() && mask.element_size() <= 4;
   if (!fits || mask.element_size() == 1) return std::nullopt;
   MaskBits result;
   result.sizes_ = mask.sizes().vec();
   result.options_ = mask.options();
   const auto n = mask.numel();
-  result.bits_ = torch::empty({(n + 7) / 8}, torch::kByte);
+  result.bits_ = torch::empty({(n + 7) / 8}, mask.options().dtype(torch::kByte));
+  if (mask.is_meta()) return result;
   auto* const bits = result.bits_.data_ptr<uint8_t>();
   const auto* const data = mask.const_data_ptr();
   bool clean = false;
@@ -80,6 +81,7 @@ std::optional<MaskBits> MaskBits::of(const torch::Tensor& mask) {
 
 torch::Tensor MaskBits::mask() const {
   auto mask = torch::empty(sizes_, options_);
+  if (mask.is_meta()) return mask;
   const auto* const bits = bits_.const_data_ptr<uint8_t>();
   if (mask.element_size() == 4) {
     unpack<uint32_t>(bits, mask.numel(), pattern_, static_cast<uint32_t*>(mask.data_ptr()));

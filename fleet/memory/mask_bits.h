@@ -8,7 +8,8 @@
 
 namespace fleet::memory {
 
-/// A dropout mask, which holds zeros and one other number, as a bit per element.
+/// A dropout mask, which holds zeros and one other number, as a bit per element. Of a meta tensor
+/// it has the size alone.
 class MaskBits {
  public:
   /// Empty when the tensor holds anything else, or is not contiguous.

@@ -234,7 +234,11 @@ std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& opt
   plain.budget = options.budget;
   if (plain.predicted_peak <= options.budget) return plain;
   auto plan = Search(profile, options).best();
-  if (plan) plan->plain_peak = plain.predicted_peak;
+  if (!plan) {  // close to the least, the corrected limits may miss it
+    plan = least_memory(profile, options);
+    if (plan->predicted_peak > options.budget) return std::nullopt;
+  }
+  plan->plain_peak = plain.predicted_peak;
   return plan;
 }
 

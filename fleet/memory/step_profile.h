@@ -8,6 +8,7 @@
 
 #include "fleet/memory/kept_value.h"
 #include "fleet/memory/memory_counter.h"
+#include "fleet/memory/op_cost.h"
 #include "fleet/memory/region.h"
 
 namespace fleet::memory {
@@ -22,6 +23,7 @@ struct StepProfile {
     int made = 0;                   // op
     int dead = kNever;              // before this op the user's program had let go of it
     bool is_mask = false;           // of a dropout: kept as bits when it is given up
+    int64_t element_size = 4;       // of a mask
     std::vector<int> writers = {};  // ops that changed it in place
   };
 
@@ -37,6 +39,7 @@ struct StepProfile {
     std::vector<int> makes;     // blocks
     bool can_replay = true;
     bool is_view = false;
+    OpCost cost;
     // Of the backward node that asked for its saves:
     bool has_backward = false;
     int64_t gradient_bytes = 0;      // alive beside what the forward made
@@ -45,11 +48,12 @@ struct StepProfile {
   };
 
   /// What a mask takes once it is given up.
-  static int64_t bits_of(const Block& mask) { return mask.bytes / 32; }
+  static int64_t bits_of(const Block& mask) { return mask.bytes / (8 * mask.element_size); }
 
   std::vector<Block> blocks;
   std::vector<Op> ops;
-  int64_t base = 0;  // alive before the forward: parameters, gradients, data
+  std::vector<int> checkpoints;  // ops before which `fleet::checkpoint` was called
+  int64_t base = 0;              // alive before the forward: parameters, gradients, data
   double forward_seconds = 0;
   double backward_seconds = 0;  // without replays
   int64_t measured_peak = 0;    // of the step that was measured, as it was run
@@ -70,6 +74,7 @@ class Profiler final : public ReplayListener {
   int add_block(const StepProfile::Block& block);
   void kept(int block, const std::shared_ptr<KeptValue>& kept);
   StepProfile::Block& block(int number) { return profile_.blocks[static_cast<size_t>(number)]; }
+  void checkpoint_before(int op) { profile_.checkpoints.push_back(op); }
   void forward_ended();
 
   // From what the tape left behind.

@@ -544,6 +544,9 @@ void Tape::profile_after(const OpRecord& record) {
   op.name = record.traits->name;
   op.can_replay = record.can_replay;
   op.is_view = record.traits->is_view;
+  std::vector<torch::Tensor> tensors;
+  for (const auto& argument : arguments_) tensors.push_back(argument.tensor);
+  op.cost = op_cost(record, tensors);
   const auto add = [](std::vector<int>& list, int item) {
     if (std::ranges::find(list, item) == list.end()) list.push_back(item);
   };
@@ -581,7 +584,8 @@ void Tape::profile_save(const Slot& slot, const OpRecord& record) {
     block = profiler_->add_block({.bytes = bytes,
                                   .made = record.index,
                                   .dead = record.index,
-                                  .is_mask = op.name == "aten::dropout"});
+                                  .is_mask = op.name == "aten::dropout",
+                                  .element_size = slot.tensor.element_size()});
     op.makes.push_back(block);
     op.made_bytes += bytes;
   }
@@ -754,6 +758,7 @@ void Tape::send_out() {
 
 void Tape::checkpoint(std::string_view name, const torch::Tensor& x) {
   policy_.meets(name, x);
+  if (profiler_) profiler_->checkpoint_before(next_op_);
   const bool cuts = policy_.cut_at(name);
   if (cuts && open_.size() == 2 && !running_) cut();
 }

@@ -143,6 +143,9 @@ const FieldList& fields_of(const RecomputeConfigs*) {
               field<&RecomputeConfigs::memory_budget>(
                   "memory_budget", "find the cuts for so much memory: 12GiB, or 60%")
                   .beyond_guide(),
+              field<&RecomputeConfigs::plan_only>(
+                  "plan_only", "after two updates, print the plan for memory_budget and end")
+                  .beyond_guide(),
           },
       .absent = {
           {"enable_tuning", "Paddle's; give a memory_budget, and Fleet searches the cuts"},

@@ -36,6 +36,7 @@ struct RecomputeConfigs {
   std::vector<int64_t> checkpoint_shape = {};
 
   std::string memory_budget = {};  ///< "12GiB" or "60%": the cuts are searched for, not named
+  bool plan_only = false;          ///< says the plan once it is made, and ends the program
 
   bool operator==(const RecomputeConfigs&) const = default;
 };

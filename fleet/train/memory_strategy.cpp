@@ -151,6 +151,11 @@ MemoryReport MemoryStrategy::report_of_call(bool updated) {
     counted_ = now;
   }
   if (updated && !said_) say_once();
+  if (updated && configs_.plan_only && plans_) {
+    // After the update, where no rank waits for another.
+    const auto plans = plans_->summary();
+    if (!plans.empty()) throw HelpRequested(plans);
+  }
   return std::exchange(report_, {});
 }
 

@@ -104,6 +104,9 @@ class Check {
                  "like 12GiB, or a share of the machine like 60%",
                  configs.memory_budget));
     }
+    if (configs.plan_only && strategy_.recompute && !searched) {
+      problem("plan_only prints the plan for recompute_configs.memory_budget, and there is none");
+    }
     if (configs.enable_offload && !strategy_.recompute) {
       problem(
           "recompute_configs.enable_offload sends checkpoints out, and without recompute there "

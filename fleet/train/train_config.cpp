@@ -29,6 +29,10 @@ TrainConfig parse_with(const OptionsRef* own, int argc, const char* const* argv,
     config.strategy = DistributedStrategy::load(config.strategy_file);
     parse(line, argc, argv);
   }
+  if (config.plan_only) {
+    config.strategy.recompute = true;
+    config.strategy.recompute_configs.plan_only = true;
+  }
   return config;
 }
 
@@ -52,6 +56,8 @@ const FieldList& fields_of(const TrainConfig*) {
               .in_unit("epochs"),
           field<&C::seed>("seed", "of shuffling, initial weights and dropout").at_least(0),
           field<&C::strategy_file>("strategy", "JSON file with a strategy, which flags can change"),
+          field<&C::plan_only>(
+              "plan_only", "print the plan for recompute_configs.memory_budget, and do not train"),
       }};
   return list;
 }

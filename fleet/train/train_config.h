@@ -21,6 +21,7 @@ struct TrainConfig {
   int epochs = 1;
   int64_t seed = 1;
   std::string strategy_file = {};  ///< `--strategy`
+  bool plan_only = false;          ///< switches recompute and its `plan_only` on
 
   DistributedStrategy strategy = {};
 

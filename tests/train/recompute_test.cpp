@@ -180,6 +180,15 @@ TEST(RecomputeTest, SaysOnceWhatItDid) {
   EXPECT_EQ(text.find("segments to make again", first + 30), std::string::npos) << text;
 }
 
+TEST(RecomputeTest, PlanOnlySaysThePlanAndEnds) {
+  BlockTraining setup{
+      .strategy = {.recompute = true,
+                   .recompute_configs = {.memory_budget = "1GiB", .plan_only = true}},
+      .steps = 3};
+  EXPECT_TRUE(says(error_of<HelpRequested>([&] { train_blocks(setup); }),
+                   "within 1.00 GiB: ", "expected at the peak", "s with everything kept"));
+}
+
 // ---- offload
 
 constexpr int64_t kMiB = 1024 * 1024;

@@ -15,6 +15,7 @@ constexpr Command kCommands[] = {
     {"convert", "checks a file of weights against a model and writes it with Fleet's names",
      convert},
     {"inspect", "lists the tensors of a safetensors file without loading them", inspect},
+    {"plan", "says what batch fits into how much memory, with and without recompute", plan},
     {"tokenize", "turns plain text into samples for BERT, with a vocabulary of its own if wanted",
      tokenize},
 };
@@ -26,7 +27,7 @@ std::string help() {
          "\n'fleet COMMAND --help' lists the flags of a command.\n"
          "\nExamples:\n"
          "  fleet inspect model.safetensors\n"
-         "  fleet convert --model bert-large --from model.safetensors --to out.safetensors\n";
+         "  fleet plan --model bert-large --seq 512 --batch 256 --budget 32GiB\n";
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ int run(int argc, char** argv);
 
 int convert(int argc, char** argv);
 int inspect(int argc, char** argv);
+int plan(int argc, char** argv);
 int tokenize(int argc, char** argv);
 
 }  // namespace fleet::tool

@@ -1,0 +1,62 @@
+#include "fleet/memory/meta_profile.h"
+
+#include <regex>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/plan_simulation.h"
+#include "fleet/memory/planner.h"
+#include "fleet/memory/policies.h"
+
+namespace fleet::memory {
+namespace {
+
+// "Could not run 'aten::x' with arguments from the 'Meta' backend", and its kin.
+std::string op_in(const std::string& text) {
+  std::smatch match;
+  if (std::regex_search(text, match, std::regex("[a-z_0-9]+::[A-Za-z_0-9.]+"))) return match[0];
+  return "an op";
+}
+
+}  // namespace
+
+StepProfile profile_on_meta(const std::function<torch::Tensor()>& loss, const MachineRates& rates) {
+  auto& meta = BudgetAllocator::meta();
+  FLEET_ASSERT(meta.is_on(), "nobody counts meta tensors");
+  const auto profiler = std::make_shared<Profiler>(meta.counter());
+  try {
+    torch::Tensor value;
+    {
+      AutomaticCuts lean(1 << 20, 2);
+      TapeScope scope(lean, profiler);
+      value = loss();
+    }
+    FLEET_ASSERT(value.is_meta(), "the loss is on " + value.device().str());
+    value.backward();
+  } catch (const c10::NotImplementedError& error) {
+    compat::flush_failed_backward();
+    throw Error("plan",
+                format("{} cannot run on meta tensors, which have shapes and no numbers",
+                       op_in(error.what_without_backtrace())),
+                "plan by a run instead: set recompute_configs.memory_budget in the program");
+  }
+  auto profile = profiler->finish();
+  set_times(profile, rates);
+  return profile;
+}
+
+Plan recompute_between_checkpoints(const StepProfile& profile) {
+  auto plan = keep_everything(profile);
+  for (const int op : profile.checkpoints) {
+    if (op == plan.segments.back().first_op || op >= static_cast<int>(profile.ops.size())) continue;
+    plan.segments.back().is_dropped = true;
+    plan.segments.push_back({.first_op = op});
+  }
+  const auto prediction = PlanSimulation(profile).predict(plan);
+  plan.predicted_peak = prediction.peak;
+  plan.predicted_seconds = prediction.seconds;
+  return plan;
+}
+
+}  // namespace fleet::memory

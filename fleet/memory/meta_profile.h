@@ -1,0 +1,28 @@
+#pragma once
+
+#include <functional>
+
+#include <torch/types.h>
+
+#include "fleet/memory/plan.h"
+#include "fleet/memory/step_profile.h"
+
+namespace fleet::memory {
+
+/// The profile of a forward and backward on meta tensors, which allocates nothing: shapes are run,
+/// and the bytes counted that a machine would need. Times are those that `rates` gives.
+///
+/// `BudgetAllocator::meta()` must be on before the model is made, so that parameters count; make
+/// gradients and optimizer state beforehand too, since they are there in every step but the first.
+///
+///   const BudgetAllocatorScope counting(BudgetAllocator::meta());
+///   auto model = applications::BertLarge(torch::kMeta);
+///   const auto profile = profile_on_meta([&] { return model.loss(batch); }, rates);
+///   const auto plan = make_plan(profile, {.budget = int64_t{32} << 30});
+StepProfile profile_on_meta(const std::function<torch::Tensor()>& loss, const MachineRates& rates);
+
+/// Every segment between checkpoints recomputed, but for what follows the last: what
+/// `recompute_configs.checkpoints` does when it names them all.
+Plan recompute_between_checkpoints(const StepProfile& profile);
+
+}  // namespace fleet::memory

@@ -1,0 +1,295 @@
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <optional>
+
+#include "fleet/core/byte_size.h"
+#include "fleet/core/command_line.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/memory/meta_profile.h"
+#include "fleet/memory/plan_simulation.h"
+#include "fleet/memory/planner.h"
+
+#include "tools/fleet/commands.h"
+#include "tools/fleet/plan_model.h"
+#include "tools/fleet/plan_picture.h"
+
+namespace fleet::tool {
+namespace {
+
+using memory::Plan;
+
+constexpr double kGiga = 1e9;
+// Of the V100 that the guide has, by its data sheet.
+constexpr double kV100Gflops = 15700, kV100Bandwidth = 900;
+
+struct PlanCommandOptions {
+  std::string model = "bert-large";
+  int64_t seq = 512;
+  int64_t image = 224;
+  int64_t batch = 0;
+  std::string budget = "32GiB";
+  bool amp = false;
+  double gflops = kV100Gflops;
+  double bandwidth = kV100Bandwidth;
+  std::string svg;
+  std::string json;
+  bool guide = false;
+};
+
+const FieldList& fields_of(const PlanCommandOptions*) {
+  using P = PlanCommandOptions;
+  static const FieldList list{
+      .area = "plan",
+      .fields = {
+          field<&P::model>("model", "which to plan for").one_of(planned_models()),
+          field<&P::seq>("seq", "length of a sample of text").at_least(8).in_unit("tokens"),
+          field<&P::image>("image", "sides of an image").at_least(32).in_unit("pixels"),
+          field<&P::batch>("batch", "does this one fit, and by which plan; 0: not asked")
+              .at_least(0)
+              .in_unit("samples"),
+          field<&P::budget>("budget", "memory for tensors, parameters and all"),
+          field<&P::amp>("amp", "parameters and activations in bf16, with fp32 masters"),
+          field<&P::gflops>("gflops", "speed of products, for the times; a V100's in fp32")
+              .above(0)
+              .in_unit("GFLOP/s"),
+          field<&P::bandwidth>("bandwidth", "speed of memory, for the times; a V100's")
+              .above(0)
+              .in_unit("GB/s"),
+          field<&P::svg>("svg", "draw memory over time, and time over memory, into this file"),
+          field<&P::json>("json", "write the numbers into this file"),
+          field<&P::guide>("guide", "BERT-large on 32 GB beside the numbers of the guide"),
+      }};
+  return list;
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  file.close();
+  if (!file) throw Error("plan", format("{} cannot be written", path), "name another file");
+  std::printf("wrote %s\n", path.c_str());
+}
+
+void print(const std::string& line) { std::printf("%s\n", line.c_str()); }
+
+std::string added_time(double seconds, double plain) {
+  return format("{:+.1f} %", 100 * (seconds / plain - 1));
+}
+
+PlanModelOptions model_options(const PlanCommandOptions& options) {
+  return {.name = options.model,
+          .seq = options.seq,
+          .image = options.image,
+          .is_bf16 = options.amp,
+          .rates = {.flops = options.gflops * kGiga, .bytes = options.bandwidth * kGiga}};
+}
+
+std::string sample_text(const PlanCommandOptions& options) {
+  return options.model.starts_with("bert") ? format("seq {}", options.seq)
+                                           : format("{0} x {0}", options.image);
+}
+
+struct Asked {
+  std::optional<Way> way;  // the quickest that fits
+  std::shared_ptr<const Plan> plan;
+};
+
+// Plain where that fits, since nothing is quicker.
+Asked ask(PlanModel& model, int64_t batch, int64_t budget) {
+  for (const auto way : {Way::kPlain, Way::kPlanned}) {
+    if (auto plan = plan_within(model, way, batch, budget)) return {way, plan};
+  }
+  return {};
+}
+
+void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, int64_t budget,
+          const Plan& planned) {
+  const auto& profile = model.profile(batch);
+  const memory::PlanSimulation simulation(profile);
+  PlanPicture picture{.title = format("{}, {}, batch {}: one step{}", options.model,
+                                      sample_text(options), batch, options.amp ? " in bf16" : ""),
+                      .budget = budget};
+  const auto everything = memory::keep_everything(profile);
+  const auto blocks = memory::recompute_between_checkpoints(profile);
+  const std::pair<Way, const Plan*> plans[] = {
+      {Way::kPlain, &everything}, {Way::kEveryBlock, &blocks}, {Way::kPlanned, &planned}};
+  for (const auto& [way, plan] : plans) {
+    auto prediction = simulation.predict(*plan);
+    picture.lines.push_back(
+        {std::string(name_of(way)), std::move(prediction.forward), std::move(prediction.backward)});
+  }
+  constexpr int kPoints = 16;
+  const auto least = memory::least_memory(profile);
+  std::vector<PlanPicture::Point> points{{least.predicted_peak, least.predicted_seconds}};
+  for (int i = 1; i <= kPoints; ++i) {
+    const auto limit =
+        least.predicted_peak + (everything.predicted_peak - least.predicted_peak) * i / kPoints;
+    if (const auto plan = memory::make_plan(profile, {.budget = limit})) {
+      points.push_back({plan->predicted_peak, plan->predicted_seconds});
+    }
+  }
+  std::ranges::sort(points, {}, &PlanPicture::Point::bytes);
+  // One that takes more memory and more time than another is no choice.
+  for (const auto& point : points) {
+    if (picture.curve.empty() || point.seconds < picture.curve.back().seconds) {
+      picture.curve.push_back(point);
+    }
+  }
+  write(options.svg, picture.svg());
+}
+
+void plan_model(const PlanCommandOptions& options, int64_t budget) {
+  PlanModel model(model_options(options));
+  print(format("{}, {}, {} within {}", options.model, sample_text(options),
+               options.amp ? "bf16" : "fp32", byte_size_text(budget)));
+  print(format("{:.1f} million parameters; {} for them, their gradients and Adam's state",
+               static_cast<double>(model.parameters()) / 1e6, byte_size_text(model.fixed_bytes())));
+  if (options.amp) {
+    print(
+        "bf16 throughout, with fp32 masters and gradients; autocast keeps some values in fp32 and "
+        "takes more");
+  }
+  print(
+      format("times by a model: {:.0f} GFLOP/s or {:.0f} GB/s, whichever is slower for an op, "
+             "backward twice forward",
+             options.gflops, options.bandwidth));
+  print(format("\n{:<24}{:>8}{:>14}{:>16}{:>16}", "", "batch", "peak", "time/sample",
+               "against plain"));
+  std::string json;
+  const auto row = [&](const std::string& name, const LargestBatch& batch) {
+    if (batch.samples == 0) return print(format("{:<24}{:>8}", name, "none"));
+    const double seconds = batch.seconds_per_sample();
+    const double kept = batch.plan->plain_seconds / static_cast<double>(batch.samples);
+    print(format("{:<24}{:>8}{:>14}{:>13.2f} ms{:>16}", name, batch.samples,
+                 byte_size_text(batch.plan->predicted_peak), 1e3 * seconds,
+                 added_time(seconds, kept)));
+    json += format(
+        "{}\n    {{\"way\": \"{}\", \"batch\": {}, \"peak_bytes\": {}, "
+        "\"seconds_per_sample\": {:.6g}, \"plain_seconds_per_sample\": {:.6g}}}",
+        json.empty() ? "" : ",", name, batch.samples, batch.plan->predicted_peak, seconds, kept);
+  };
+  const auto plain = largest_batch(model, Way::kPlain, budget);
+  const auto blocks = largest_batch(model, Way::kEveryBlock, budget);
+  const auto planned = largest_batch(model, Way::kPlanned, budget);
+  row("plain, largest", plain);
+  row("every block, largest", blocks);
+  if (blocks.samples > 0) {
+    if (auto plan = plan_within(model, Way::kPlanned, blocks.samples, budget)) {
+      row("planned, as many", {blocks.samples, std::move(plan)});
+    }
+  }
+  row("planned, largest", planned);
+  if (planned.samples == 0) {
+    throw Error(
+        "plan",
+        format("not one sample fits into {}, whatever is recomputed", byte_size_text(budget)),
+        "give a larger --budget, or a shorter --seq");
+  }
+  std::string asked_json;
+  auto drawn = planned;
+  if (options.batch > 0) {
+    const auto asked = ask(model, options.batch, budget);
+    if (asked.plan) {
+      drawn = {options.batch, asked.plan};
+      print(format("\nbatch {} fits {}: {}, {} at the peak, {:.3f} s a step ({} against plain)",
+                   options.batch, asked.way == Way::kPlain ? "as it is" : "by a plan",
+                   asked.plan->describe(), byte_size_text(asked.plan->predicted_peak),
+                   asked.plan->predicted_seconds,
+                   added_time(asked.plan->predicted_seconds, asked.plan->plain_seconds)));
+      asked_json = format(
+          ",\n  \"asked\": {{\"batch\": {}, \"fits\": true, \"way\": \"{}\", \"peak_bytes\": {}, "
+          "\"seconds\": {:.6g}}}",
+          options.batch, name_of(*asked.way), asked.plan->predicted_peak,
+          asked.plan->predicted_seconds);
+    } else {
+      const auto parts = (options.batch + planned.samples - 1) / planned.samples;
+      print(
+          format("\nbatch {} does not fit at once; gradient_merge takes it in {} parts of up to "
+                 "{} samples",
+                 options.batch, parts, (options.batch + parts - 1) / parts));
+      asked_json = format(",\n  \"asked\": {{\"batch\": {}, \"fits\": false, \"parts\": {}}}",
+                          options.batch, parts);
+    }
+  }
+  if (!options.json.empty()) {
+    write(options.json,
+          format("{{\n  \"model\": \"{}\", \"sample\": \"{}\", \"dtype\": \"{}\", "
+                 "\"budget_bytes\": {},\n  \"parameters\": {}, \"fixed_bytes\": {}, "
+                 "\"gflops\": {:.6g}, \"bandwidth_gb_s\": {:.6g},\n  \"ways\": [{}\n  ]{}\n}}\n",
+                 options.model, sample_text(options), options.amp ? "bf16" : "fp32", budget,
+                 model.parameters(), model.fixed_bytes(), options.gflops, options.bandwidth, json,
+                 asked_json));
+  }
+  if (!options.svg.empty()) draw(model, options, drawn.samples, budget, *drawn.plan);
+}
+
+// The guide does not name its cards: its batches and its speeds are those of V100s with 32 GB.
+void compare_with_guide(PlanCommandOptions options) {
+  options.model = "bert-large";
+  constexpr int64_t kBudget = int64_t{32} << 30;
+  struct Column {
+    LargestBatch plain, blocks, planned;
+  } columns[2];
+  for (const bool amp : {false, true}) {
+    options.amp = amp;
+    PlanModel model(model_options(options));
+    auto& column = columns[amp ? 1 : 0];
+    column = {largest_batch(model, Way::kPlain, kBudget),
+              largest_batch(model, Way::kEveryBlock, kBudget),
+              largest_batch(model, Way::kPlanned, kBudget)};
+  }
+  const auto speed = [](const LargestBatch& way) {
+    return format("{} ({:.2f})", way.samples,
+                  way.plan->plain_seconds / way.plan->predicted_seconds);
+  };
+  print(format("BERT-large on one card of 32 GiB: largest batch (speed against plain)"));
+  print(format("{:<46}{:>10}{:>14}{:>18}", "", "plain", "recompute", "recompute + amp"));
+  print(format("{:<46}{:>10}{:>14}{:>18}", "guide, first table", "14", "53 (0.71)", "87 (1.05)"));
+  print(
+      format("{:<46}{:>10}{:>14}{:>18}", "guide, second table", "14", "130 (0.65)", "145 (1.08)"));
+  const auto row = [&](const std::string& name, const LargestBatch& fp32,
+                       const LargestBatch& bf16) {
+    print(format("{:<46}{:>10}{:>14}{:>18}", name, columns[0].plain.samples, speed(fp32),
+                 speed(bf16)));
+  };
+  row(format("Fleet, predicted, seq {}, every block", options.seq), columns[0].blocks,
+      columns[1].blocks);
+  row(format("Fleet, predicted, seq {}, planned", options.seq), columns[0].planned,
+      columns[1].planned);
+  print(format(
+      "\nThe guide's program has samples of up to 512 tokens; it does not name its cards, and "
+      "V100s "
+      "of 32 GB are\nassumed. Fleet's speeds are predicted, against plain in the same type, for "
+      "{:.0f} "
+      "GFLOP/s and {:.0f} GB/s;\nthe guide's are measured, against plain in fp32. amp here: bf16 "
+      "throughout, with fp32 masters.",
+      options.gflops, options.bandwidth));
+}
+
+}  // namespace
+
+int plan(int argc, char** argv) {
+  PlanCommandOptions options;
+  parse({.about = "says what batch fits into how much memory, with and without recompute; "
+                  "allocates nothing",
+         .groups = {{"Flags", options}},
+         .examples = {"fleet plan --model bert-large --seq 512 --batch 256 --budget 32GiB --svg "
+                      "plan.svg",
+                      "fleet plan --guide"}},
+        argc, argv);
+  const auto budget = byte_size(options.budget).value_or(0);
+  if (budget <= 0) {
+    throw UsageError("plan", format("--budget: '{}' is no amount of memory", options.budget),
+                     "write a size such as 32GiB");
+  }
+  if (options.guide) {
+    compare_with_guide(options);
+  } else {
+    plan_model(options, budget);
+  }
+  return 0;
+}
+
+}  // namespace fleet::tool

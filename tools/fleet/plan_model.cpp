@@ -1,0 +1,162 @@
+#include "tools/fleet/plan_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "fleet/applications/bert.h"
+#include "fleet/applications/resnet.h"
+#include "fleet/applications/synthetic.h"
+#include "fleet/core/error.h"
+#include "fleet/memory/meta_profile.h"
+#include "fleet/memory/planner.h"
+
+namespace fleet::tool {
+namespace {
+
+namespace apps = applications;
+using memory::Plan;
+
+// Its parameters, and the loss of a batch of so many samples.
+struct Net {
+  std::vector<torch::Tensor> parameters;
+  std::function<torch::Tensor(int64_t samples)> loss;
+};
+
+Net bert(apps::BertOptions options, const PlanModelOptions& plan) {
+  options.device = torch::kMeta;
+  options.max_positions = std::max(options.max_positions, plan.seq);
+  apps::Bert model(options);
+  if (plan.is_bf16) model->to(torch::kBFloat16);
+  return {model.parameters(), [model, options, seq = plan.seq](int64_t samples) {
+            return model.loss(apps::synthetic_batch(options, samples, 1, seq));
+          }};
+}
+
+Net resnet(apps::Resnet model, const PlanModelOptions& plan) {
+  if (plan.is_bf16) model->to(torch::kBFloat16);
+  return {model.parameters(), [model, side = plan.image, is_bf16 = plan.is_bf16](int64_t samples) {
+            auto batch = apps::synthetic_batch(model.options(), samples, 1, side);
+            if (is_bf16) batch.data = batch.data.to(torch::kBFloat16);
+            return model.loss(batch);
+          }};
+}
+
+struct Named {
+  std::string_view name;
+  Net (*make)(const PlanModelOptions& options);
+};
+
+constexpr Named kModels[] = {
+    {"bert-base", [](const PlanModelOptions& o) { return bert({}, o); }},
+    {"bert-large", [](const PlanModelOptions& o) { return bert(apps::bert_large_options(), o); }},
+    {"resnet50", [](const PlanModelOptions& o) { return resnet(apps::Resnet50(torch::kMeta), o); }},
+    {"resnet101",
+     [](const PlanModelOptions& o) { return resnet(apps::Resnet101(torch::kMeta), o); }},
+    {"resnet152",
+     [](const PlanModelOptions& o) { return resnet(apps::Resnet152(torch::kMeta), o); }},
+};
+
+Net make(const PlanModelOptions& options) {
+  for (const auto& model : kModels) {
+    if (model.name == options.name) return model.make(options);
+  }
+  FLEET_ASSERT(false, "no model " + options.name);
+  return {};
+}
+
+// Of the least that this way can do with so many samples.
+int64_t least_peak(PlanModel& model, Way way, int64_t samples) {
+  const auto& profile = model.profile(samples);
+  if (way == Way::kPlain) return memory::keep_everything(profile).predicted_peak;
+  if (way == Way::kEveryBlock) return memory::recompute_between_checkpoints(profile).predicted_peak;
+  return memory::least_memory(profile).predicted_peak;
+}
+
+}  // namespace
+
+std::vector<std::string_view> planned_models() {
+  std::vector<std::string_view> names;
+  for (const auto& model : kModels) names.push_back(model.name);
+  return names;
+}
+
+PlanModel::PlanModel(const PlanModelOptions& options) : rates_(options.rates) {
+  auto& counter = memory::BudgetAllocator::meta().counter();
+  const auto before = counter.live();
+  auto net = make(options);
+  loss_ = std::move(net.loss);
+  for (const auto& parameter : net.parameters) {
+    parameters_ += parameter.numel();
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+    // Adam's two moments; with bf16, the fp32 master and the other half of an fp32 gradient too.
+    for (int i = 0; i < (options.is_bf16 ? 3 : 2); ++i) {
+      state_.push_back(torch::empty_like(parameter, torch::kFloat));
+    }
+    if (options.is_bf16) state_.push_back(torch::empty_like(parameter));
+  }
+  fixed_bytes_ = counter.live() - before;
+}
+
+const memory::StepProfile& PlanModel::profile(int64_t samples) {
+  const auto place = profiles_.find(samples);
+  if (place != profiles_.end()) return place->second;
+  auto profile = memory::profile_on_meta([&] { return loss_(samples); }, rates_);
+  return profiles_.emplace(samples, std::move(profile)).first->second;
+}
+
+std::string_view name_of(Way way) {
+  return way == Way::kPlain ? "plain" : way == Way::kEveryBlock ? "every block" : "planned";
+}
+
+std::shared_ptr<const Plan> plan_within(PlanModel& model, Way way, int64_t samples,
+                                        int64_t budget) {
+  const auto& profile = model.profile(samples);
+  std::optional<Plan> plan;
+  if (way == Way::kPlain) plan = memory::keep_everything(profile);
+  if (way == Way::kEveryBlock) plan = memory::recompute_between_checkpoints(profile);
+  if (way == Way::kPlanned) plan = memory::make_plan(profile, {.budget = budget});
+  if (!plan || plan->predicted_peak > budget) return nullptr;
+  return std::make_shared<const Plan>(std::move(*plan));
+}
+
+// Memory grows evenly with the batch, or nearly so: two batches tell where to look.
+LargestBatch largest_batch(PlanModel& model, Way way, int64_t budget) {
+  constexpr int64_t kFirst = 4, kSecond = 8;
+  LargestBatch best;
+  const auto fits = [&](int64_t samples) {
+    auto plan = plan_within(model, way, samples, budget);
+    if (!plan) return false;
+    best = {samples, std::move(plan)};
+    return true;
+  };
+  const auto first = static_cast<double>(least_peak(model, way, kFirst));
+  const auto second = static_cast<double>(least_peak(model, way, kSecond));
+  const double slope = std::max((second - first) / (kSecond - kFirst), 1.0);
+  const auto guess = kFirst + static_cast<int64_t>((static_cast<double>(budget) - first) / slope);
+  int64_t low = 0, high = 0;  // the largest that fits, the smallest that does not
+  for (int64_t n = std::max<int64_t>(guess, 1), step = 1; high == 0; n += step, step *= 2) {
+    if (fits(n)) {
+      low = n;
+    } else {
+      high = n;
+    }
+  }
+  for (int64_t step = 1; low == 0 && high > 1; step *= 2) {
+    const int64_t n = std::max<int64_t>(high - step, 1);
+    if (fits(n)) {
+      low = n;
+    } else {
+      high = n;
+    }
+  }
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return best;
+}
+
+}  // namespace fleet::tool

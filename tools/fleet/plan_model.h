@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/op_cost.h"
+#include "fleet/memory/plan.h"
+#include "fleet/memory/step_profile.h"
+
+namespace fleet::tool {
+
+/// "bert-base", "bert-large", "resnet50", ...
+std::vector<std::string_view> planned_models();
+
+struct PlanModelOptions {
+  std::string name = "bert-large";
+  int64_t seq = 512;    // tokens, of a model of text
+  int64_t image = 224;  // pixels each way, of a model of images
+  bool is_bf16 = false;
+  memory::MachineRates rates;
+};
+
+/// A model on meta tensors, with gradients and the state of Adam, and what its steps would take.
+class PlanModel {
+ public:
+  explicit PlanModel(const PlanModelOptions& options);
+
+  const memory::StepProfile& profile(int64_t samples);
+  int64_t parameters() const { return parameters_; }
+  /// What is there between steps.
+  int64_t fixed_bytes() const { return fixed_bytes_; }
+
+ private:
+  memory::BudgetAllocatorScope counting_{memory::BudgetAllocator::meta()};
+  memory::MachineRates rates_;
+  std::function<torch::Tensor(int64_t samples)> loss_;
+  std::vector<torch::Tensor> state_;  // of the optimizer
+  std::map<int64_t, memory::StepProfile> profiles_;
+  int64_t parameters_ = 0;
+  int64_t fixed_bytes_ = 0;
+};
+
+/// What recompute can be told to do.
+enum class Way { kPlain, kEveryBlock, kPlanned };
+std::string_view name_of(Way way);
+
+/// The plan by which a step of so many samples stays within the budget; none when there is none.
+std::shared_ptr<const memory::Plan> plan_within(PlanModel& model, Way way, int64_t samples,
+                                                int64_t budget);
+
+struct LargestBatch {
+  int64_t samples = 0;  // 0: not one fits
+  std::shared_ptr<const memory::Plan> plan;
+
+  double seconds_per_sample() const {
+    return plan->predicted_seconds / static_cast<double>(samples);
+  }
+};
+LargestBatch largest_batch(PlanModel& model, Way way, int64_t budget);
+
+}  // namespace fleet::tool
