@@ -22,8 +22,8 @@ struct Lean {
   int64_t share;
   int live;
 };
-constexpr std::array kLean = {Lean{4, 2},  Lean{8, 1},  Lean{4, 1},  Lean{16, 1},
-                              Lean{32, 1}, Lean{64, 2}, Lean{256, 3}};
+constexpr std::array kLean = {Lean{4, 2},  Lean{8, 1},  Lean{6, 1},  Lean{4, 1},  Lean{12, 1},
+                              Lean{16, 1}, Lean{32, 1}, Lean{64, 2}, Lean{256, 3}};
 constexpr int64_t kLeast = 32 << 10;
 constexpr int kMeasurements = 4;  // then a program that keeps changing is left as it is
 constexpr double kMostMargin = 0.2;

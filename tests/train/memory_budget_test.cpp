@@ -76,7 +76,7 @@ void expect_equal(const Trained& a, const Trained& b) {
 TEST(MemoryBudget, IsHeldAndChangesNothing) {
   const auto plain = train({});
   const auto activations = plain.peak - plain.floor;
-  for (const double share : {0.75, 0.5, 0.33}) {
+  for (const double share : {0.75, 0.5, 0.4}) {
     const auto budget =
         plain.floor + static_cast<int64_t>(share * static_cast<double>(activations));
     const auto ours = train(within(budget));
