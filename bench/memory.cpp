@@ -246,7 +246,6 @@ void equal_budget(const Net& net, int64_t plain_samples, std::vector<Row>& rows)
   add_named("every block", named(net.checkpoints));
   add_named("sqrt(n) segments", named(square_root(net.checkpoints)));
   std::shared_ptr<const Plan> plan;
-  std::shared_ptr<const Plan> best;
   const auto samples = largest(
       net, budget, most,
       [&](int64_t n) {
@@ -256,10 +255,7 @@ void equal_budget(const Net& net, int64_t plain_samples, std::vector<Row>& rows)
         plan = made ? std::make_shared<const Plan>(std::move(*made)) : nullptr;
         return plan != nullptr;
       },
-      [&](int64_t) {
-        best = plan;
-        return planned(plan);
-      });
+      [&](int64_t) { return planned(plan); });
   if (samples > 0) {
     const auto profile = profile_of(net, samples);
     if (auto made = memory::make_plan(profile, {.budget = budget - budget / 100})) {

@@ -24,10 +24,6 @@ using Owner = MemoryCounter::Owner;
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kBigBlock = 32 * 1024;  // from here on whole pages from the cache
 
-constexpr int64_t rounded(size_t bytes) {
-  return (static_cast<int64_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 bool is_page_start(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % BlockCache::kPage == 0;
 }
@@ -79,9 +75,11 @@ struct BudgetAllocator::Cpu final : c10::Allocator {
     if (!on.load(std::memory_order_relaxed)) return before->allocate(size);
     const c10::Device device(c10::DeviceType::CPU);
     if (size == 0) return {nullptr, nullptr, &free_block, device};
-    void* data = rounded(size) < kBigBlock ? small(rounded(size)) : big(rounded(size));
+    void* data =
+        counted_bytes(size) < kBigBlock ? small(counted_bytes(size)) : big(counted_bytes(size));
     auto& all = BudgetAllocator::cpu();
-    report_to_profiler(data, rounded(size), all.counter_.live(), all.reserved(), device.type());
+    report_to_profiler(data, counted_bytes(size), all.counter_.live(), all.reserved(),
+                       device.type());
     return {data, data, &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
@@ -178,7 +176,7 @@ struct BudgetAllocator::Meta final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     const c10::Device device(c10::DeviceType::Meta);
     if (size == 0) return {nullptr, nullptr, &free_record, device};
-    const int64_t bytes = rounded(size);
+    const int64_t bytes = counted_bytes(size);
     Owner& owner = BudgetAllocator::meta().counter_.add(bytes);
     return {nullptr, new Record{bytes, owner}, &free_record, device};
   }

@@ -34,6 +34,11 @@ using OwnerSource = const char* (*)();
 /// thread, "unknown" outside of backward.
 void set_owner_source(OwnerSource source);
 
+/// What a block of so many bytes counts.
+constexpr int64_t counted_bytes(size_t bytes) {
+  return static_cast<int64_t>((bytes + 63) / 64 * 64);
+}
+
 /// Counts tensor bytes and holds them to a budget. Any thread may call anything; `add` and `remove`
 /// take no lock.
 ///

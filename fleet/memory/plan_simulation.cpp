@@ -189,6 +189,24 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
   }
 }
 
+// A block that a region's replay makes: from its making until its last reader among the replayed
+// ops, or to the end where it is what the replay is for. `replay`: changes by op, the end included.
+void PlanSimulation::add_to_replay(int block, int begin, const Fates& fates,
+                                   std::vector<int64_t>& replay) const {
+  const auto& entry = profile_.blocks[static_cast<size_t>(block)];
+  const auto n = fates.replayed.size();
+  const auto made = static_cast<size_t>(entry.made - begin);
+  if (!fates.replayed[made]) return;
+  size_t until = fates.fate[static_cast<size_t>(block)] == Fate::kRegion ? n : made + 1;
+  for (size_t r = made + 1; r < n && until < n; ++r) {
+    if (!fates.replayed[r]) continue;
+    const auto& reads = profile_.ops[r + static_cast<size_t>(begin)].reads;
+    if (std::ranges::find(reads, block) != reads.end()) until = r + 1;
+  }
+  replay[made] += entry.bytes;
+  replay[until] -= entry.bytes;
+}
+
 PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_dropped,
                                                 const std::vector<char>& rebuilt) const {
   Fates fates(profile_.blocks.size());
@@ -207,7 +225,6 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
       const auto made = static_cast<size_t>(k - begin);
       if (held) {
         result.held += block.bytes;
-        if (leaves) result.leaving += block.bytes;
         const int release = fate == Fate::kHeld ? fates.released[static_cast<size_t>(b)] : begin;
         backward[static_cast<size_t>(std::max(release, begin) - begin)] += block.bytes;
       } else if (fate == Fate::kRegion) {
@@ -220,19 +237,7 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
         forward[made + 1] += block.bytes;
         forward[last] -= block.bytes;
       }
-      // While the region is replayed: until its last reader among the replayed ops.
-      if (fates.replayed[made]) {
-        size_t until = fate == Fate::kRegion ? n : made + 1;
-        for (size_t r = made + 1; r < n && until < n; ++r) {
-          if (!fates.replayed[r]) continue;
-          const auto& reads = profile_.ops[r + static_cast<size_t>(begin)].reads;
-          if (std::ranges::find(reads, b) != reads.end()) until = r + 1;
-        }
-        if (!held) {
-          replay[made] += block.bytes;
-          replay[until] -= block.bytes;
-        }
-      }
+      if (!held) add_to_replay(b, begin, fates, replay);
     }
   }
   accumulate(forward);
@@ -264,7 +269,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
   const auto n = profile_.ops.size();
   Prediction result;
   result.seconds = profile_.plain_seconds();
-  std::vector<int64_t> forward(n + 1, profile_.base), backward(n + 1, 0), extra(n + 1, 0);
+  std::vector<int64_t> backward(n + 1, 0), extra(n + 1, 0);
   std::vector<int64_t> replay_height(n + 1, 0);  // at the op whose backward starts a replay
   std::vector<int64_t> change_forward(n + 2, 0), change_backward(n + 2, 0);
   std::vector<int> held_until(profile_.blocks.size(), StepProfile::kNever);
@@ -321,15 +326,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
           extra[first] += bytes(b);
           extra[end] -= bytes(b);
         }
-        if (!region.fates.replayed[k - begin]) continue;
-        size_t until = captured ? end - begin : k - begin + 1;
-        for (size_t r = k + 1; r < end && until < end - begin; ++r) {
-          if (!region.fates.replayed[r - begin]) continue;
-          const auto& reads = profile_.ops[r].reads;
-          if (std::ranges::find(reads, b) != reads.end()) until = r - begin + 1;
-        }
-        replay[k - begin] += bytes(b);
-        replay[until] -= bytes(b);
+        add_to_replay(b, region.begin, region.fates, replay);
       }
     }
     if (starts < 0) continue;

@@ -26,7 +26,6 @@ class PlanSimulation {
     int64_t held = 0;
     int64_t need = 0;
     double seconds = 0;
-    int64_t leaving = 0;  // of `held`: what later ops use
   };
   Stretch stretch(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt) const;
 
@@ -43,6 +42,7 @@ class PlanSimulation {
   static void add_alone(const std::vector<Alone>& alone, int begin, F&& add);
   void follow(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt,
               Fates& fates) const;
+  void add_to_replay(int block, int begin, const Fates& fates, std::vector<int64_t>& replay) const;
   bool collect(int block, int before, int begin, const std::vector<char>& rebuilt,
                const Fates& fates, std::vector<int>& ops) const;
   bool collect_op(int op, int begin, const std::vector<char>& rebuilt, const Fates& fates,

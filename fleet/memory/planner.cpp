@@ -148,6 +148,20 @@ class Search {
     return best;
   }
 
+  // By the least limit that some path keeps to.
+  Plan least() const {
+    const auto plain = keep_everything(profile_);
+    int64_t low = 0, high = plain.predicted_peak;
+    std::optional<Plan> least;
+    while (high - low > std::max<int64_t>(high / 500, 1)) {
+      const auto middle = low + (high - low) / 2;
+      auto plan = within(middle);
+      if (plan && (!least || plan->predicted_peak < least->predicted_peak)) least = plan;
+      (plan ? high : low) = middle;
+    }
+    return least ? *least : plain;
+  }
+
  private:
   int end_of(int stage) const {
     return stage < stages() ? cuts_[static_cast<size_t>(stage)]
@@ -216,26 +230,17 @@ Plan keep_everything(const StepProfile& profile) {
 }
 
 Plan least_memory(const StepProfile& profile, const PlanOptions& options) {
-  const Search search(profile, options);
-  // The least limit that some path keeps to.
-  int64_t low = 0, high = keep_everything(profile).predicted_peak;
-  std::optional<Plan> least;
-  while (high - low > std::max<int64_t>(high / 500, 1)) {
-    const auto middle = low + (high - low) / 2;
-    auto plan = search.within(middle);
-    if (plan && (!least || plan->predicted_peak < least->predicted_peak)) least = plan;
-    (plan ? high : low) = middle;
-  }
-  return least ? *least : keep_everything(profile);
+  return Search(profile, options).least();
 }
 
 std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& options) {
   auto plain = keep_everything(profile);
   plain.budget = options.budget;
   if (plain.predicted_peak <= options.budget) return plain;
-  auto plan = Search(profile, options).best();
+  const Search search(profile, options);
+  auto plan = search.best();
   if (!plan) {  // close to the least, the corrected limits may miss it
-    plan = least_memory(profile, options);
+    plan = search.least();
     if (plan->predicted_peak > options.budget) return std::nullopt;
   }
   plan->plain_peak = plain.predicted_peak;

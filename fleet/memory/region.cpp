@@ -550,7 +550,9 @@ Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& recor
       continue;
     }
     need.mark(*kept);
-    if (origin.op >= 0 && kept->is_here()) remember_mask(*record_of(origin.op), *kept);
+    if (origin.op >= 0 && kept->is_here()) {
+      remember_mask(*record_of(origin.op), origin.save, kept->tensor());
+    }
     kept->give_up();
     ++result.values;
     result.bytes += kept->bytes();
@@ -573,10 +575,9 @@ void Region::hand_over(Region* outer) {
   members_.clear();
 }
 
-void Region::remember_mask(OpRecord& record, const KeptValue& kept) {
-  if (record.traits->name != "aten::dropout" || record.saves != 1 || kept.origin().save != 0)
-    return;
-  record.mask = MaskBits::of(kept.tensor());
+void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask) {
+  if (record.traits->name != "aten::dropout" || record.saves != 1 || save != 0) return;
+  record.mask = MaskBits::of(mask);
   if (record.mask) record.draws.reset();
 }
 

@@ -73,7 +73,7 @@ class Region : public std::enable_shared_from_this<Region> {
   void hand_over(Region* outer);
   /// A mask that a dropout made and that is about to be given up is remembered as bits, since to
   /// draw it again takes long.
-  static void remember_mask(OpRecord& record, const KeptValue& kept);
+  static void remember_mask(OpRecord& record, int save, const torch::Tensor& mask);
 
   /// What backward will ask for after this region: a rebuild starts to fetch it.
   void fetch_ahead(std::vector<std::weak_ptr<AwayMemory>> away) { ahead_ = std::move(away); }

@@ -69,7 +69,7 @@ int64_t Profiler::held_bytes() {
     if (!value || !value->is_here() || !value->tensor().has_storage()) continue;
     const auto& storage = value->tensor().storage();
     if (seen.insert(storage.unsafeGetStorageImpl()).second) {
-      bytes += static_cast<int64_t>((storage.nbytes() + 63) / 64 * 64);
+      bytes += counted_bytes(storage.nbytes());
     }
   }
   return bytes;

@@ -384,19 +384,23 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   records_.push_back(record);
   ++next_op_;
   ++report_.ops;
-  can_rebuild_.push_back(
+  // What it made and wrote to itself does not speak against it.
+  can_rebuild_.push_back(1);
+  can_rebuild_.back() =
       record->can_replay && std::ranges::all_of(record->inputs, [&](const OpInput& input) {
-        if (input.kept) return true;
-        const auto& entry = ledger_->values[static_cast<size_t>(input.value)];
-        const auto good = [&](int k) {
-          return k >= first_record_ &&
-                 (k == record->index || can_rebuild_[static_cast<size_t>(k - first_record_)]);
-        };
-        return good(entry.producer) &&
-               std::ranges::all_of(ledger_->writers[static_cast<size_t>(entry.memory)], good);
-      }));
+        return input.kept || can_rebuild(ledger_->values[static_cast<size_t>(input.value)]);
+      });
   if (profiler_) profile_after(*record);
   for (const auto& slot : saved_now_) settle(*slot, record.get());
+}
+
+bool Tape::can_rebuild(const Ledger::Value& value) const {
+  const auto good = [&](int op) {
+    return op >= first_record_ && can_rebuild_[static_cast<size_t>(op - first_record_)];
+  };
+  return good(value.producer) &&
+         (value.memory < 0 ||
+          std::ranges::all_of(ledger_->writers[static_cast<size_t>(value.memory)], good));
 }
 
 // ---- saved tensors
@@ -489,29 +493,19 @@ void Tape::treat(Slot& slot, OpRecord* record) {
   }
   if (owner != region() || kept.is_source()) return;
   const auto& origin = kept.origin();
-  const int producer =
-      origin.op >= 0 ? origin.op : ledger_->values[static_cast<size_t>(origin.value)].producer;
-  if (producer < first_record_) return;
-  const auto& maker = *records_[static_cast<size_t>(producer - first_record_)];
+  const auto value = origin.op >= 0 ? Ledger::Value{.producer = origin.op}
+                                    : ledger_->values[static_cast<size_t>(origin.value)];
+  if (value.producer < first_record_) return;
+  auto& maker = *records_[static_cast<size_t>(value.producer - first_record_)];
   if (kept.readers() == 1 && policy_.rebuilds_results_of(maker) && rebuild_alone(slot, maker)) {
     return;
   }
-  if (open_.back().treatment == TapePolicy::Treatment::kDropAtOnce) {
-    const auto good = [&](int op) {
-      return op >= first_record_ && can_rebuild_[static_cast<size_t>(op - first_record_)];
-    };
-    const int memory =
-        origin.op >= 0 ? -1 : ledger_->values[static_cast<size_t>(origin.value)].memory;
-    const bool possible =
-        good(producer) &&
-        (memory < 0 || std::ranges::all_of(ledger_->writers[static_cast<size_t>(memory)], good));
-    if (!possible) return;
-    if (record) {
-      const OffTheRecord quiet;
-      owner->remember_mask(*record, kept);
-    }
-    kept.give_up();
+  if (open_.back().treatment != TapePolicy::Treatment::kDropAtOnce || !can_rebuild(value)) return;
+  if (record) {
+    const OffTheRecord quiet;
+    Region::remember_mask(*record, origin.save, kept.tensor());
   }
+  kept.give_up();
 }
 
 // ---- the profile
@@ -520,7 +514,7 @@ int Tape::block_of(int memory) {
   auto& entry = memories_[static_cast<size_t>(memory)];
   if (entry.block < 0 && entry.home) {
     const auto* storage = entry.storage._unsafe_get_target();
-    const auto bytes = static_cast<int64_t>((storage->nbytes() + 63) / 64 * 64);
+    const auto bytes = counted_bytes(storage->nbytes());
     entry.block = profiler_->add_block({.bytes = bytes, .made = next_op_ - 1});
     watched_.push_back(memory);
   }
@@ -580,7 +574,7 @@ void Tape::profile_save(const Slot& slot, const OpRecord& record) {
   if (origin.value >= 0) {
     block = block_of(ledger_->values[static_cast<size_t>(origin.value)].memory);
   } else {
-    const auto bytes = static_cast<int64_t>((slot.tensor.storage().nbytes() + 63) / 64 * 64);
+    const auto bytes = counted_bytes(slot.tensor.storage().nbytes());
     block = profiler_->add_block({.bytes = bytes,
                                   .made = record.index,
                                   .dead = record.index,
@@ -630,7 +624,7 @@ bool Tape::collect_op(int op, std::map<int, std::shared_ptr<OpRecord>>& ops,
   });
 }
 
-bool Tape::rebuild_alone(Slot& slot, const OpRecord& producer) {
+bool Tape::rebuild_alone(Slot& slot, OpRecord& producer) {
   std::map<int, std::shared_ptr<OpRecord>> ops;
   std::vector<std::shared_ptr<KeptValue>> sources;
   auto& kept = *slot.kept;
@@ -658,9 +652,7 @@ bool Tape::rebuild_alone(Slot& slot, const OpRecord& producer) {
   }
   {
     const OffTheRecord quiet;
-    kept.take_back(tensor);
-    alone->remember_mask(const_cast<OpRecord&>(producer), kept);
-    kept.give_up();
+    Region::remember_mask(producer, origin.save, tensor);
   }
   alone->add(slot.kept);
   slot.region = std::move(alone);

@@ -111,7 +111,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   void settle(Slot& slot, OpRecord* record);
   int value_saved(const Slot& slot, int memory, const OpRecord* record) const;
   void treat(Slot& slot, OpRecord* record);
-  bool rebuild_alone(Slot& slot, const OpRecord& producer);
+  bool rebuild_alone(Slot& slot, OpRecord& producer);
+  bool can_rebuild(const Ledger::Value& value) const;
   bool collect(int value, uint32_t version, int time, std::map<int, std::shared_ptr<OpRecord>>& ops,
                std::vector<std::shared_ptr<KeptValue>>& sources);
   bool collect_op(int op, std::map<int, std::shared_ptr<OpRecord>>& ops,
