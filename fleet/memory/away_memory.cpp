@@ -16,8 +16,15 @@ torch::Tensor bytes_of(const c10::Storage& storage) {
 
 }  // namespace
 
-AwayMemory::AwayMemory(std::shared_ptr<OffloadFile> file, const c10::Storage& storage)
-    : file_(std::move(file)), ticket_(file_->write(bytes_of(storage))) {}
+void AwayWave::prefetch() noexcept {
+  for (auto member = members.rbegin(); member != members.rend(); ++member) {
+    if (const auto away = member->lock()) away->prefetch();
+  }
+}
+
+AwayMemory::AwayMemory(std::shared_ptr<OffloadFile> file, std::shared_ptr<AwayWave> wave,
+                       const c10::Storage& storage)
+    : file_(std::move(file)), wave_(std::move(wave)), ticket_(file_->write(bytes_of(storage))) {}
 
 void AwayMemory::prefetch() noexcept {
   try {
@@ -34,6 +41,8 @@ c10::Storage AwayMemory::fetch() {
   if (!here_) {
     here_ = file_->read(ticket_).storage();
     ticket_ = {};
+    // Only now, so that it takes no memory that this one needs.
+    if (!wave_->is_asked_for.exchange(true) && wave_->before) wave_->before->prefetch();
   }
   return here_;
 }

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include <c10/core/Storage.h>
 
@@ -10,11 +12,25 @@
 
 namespace fleet::memory {
 
+class AwayMemory;
+
+/// What left at one cut. The first who asks for some of it has what left one cut earlier brought
+/// back, so that it is there when backward arrives.
+struct AwayWave {
+  std::vector<std::weak_ptr<AwayMemory>> members;
+  std::shared_ptr<AwayWave> before;
+  std::atomic<bool> is_asked_for = false;
+
+  /// Backward needs last what was made first.
+  void prefetch() noexcept;
+};
+
 /// Memory of a forward that waits in a file for its backward. All values that lie in it share one.
 class AwayMemory {
  public:
   /// Queues the bytes of `storage`, to which nobody writes any more.
-  AwayMemory(std::shared_ptr<OffloadFile> file, const c10::Storage& storage);
+  AwayMemory(std::shared_ptr<OffloadFile> file, std::shared_ptr<AwayWave> wave,
+             const c10::Storage& storage);
 
   /// Starts to bring it back; what goes wrong is for `fetch` to tell.
   void prefetch() noexcept;
@@ -24,22 +40,27 @@ class AwayMemory {
 
  private:
   std::shared_ptr<OffloadFile> file_;
+  std::shared_ptr<AwayWave> wave_;
   OffloadFile::Ticket ticket_;
   c10::Storage here_;
   std::mutex mutex_;
 };
 
 /// What a forward sends out, and where: values that crossed a cut, once the segment that read them
-/// has ended and nobody but the tape holds them. What the last segments need stays.
+/// has ended and nobody but the tape holds them, and all of a segment that is kept, if the policy
+/// says so. What the last segments need stays.
 ///
 ///   Offload offload(std::make_shared<OffloadFile>());
 ///   TapeScope scope(policy, &offload);
 struct Offload {
   explicit Offload(std::shared_ptr<OffloadFile> to) : file(std::move(to)) {}
 
+  static constexpr int64_t kMinBytes = 1024 * 1024;
+
   std::shared_ptr<OffloadFile> file;
-  int64_t min_bytes = 1024 * 1024;           // smaller ones stay
+  int64_t min_bytes = kMinBytes;             // smaller ones stay
   int64_t max_queued = int64_t{256} << 20U;  // a forward that outruns the disk by more waits
+  bool waits = false;                        // until all is on disk, so that memory can be measured
 
   bool takes(const c10::StorageImpl& storage) const {
     return storage.device_type() == c10::DeviceType::CPU &&

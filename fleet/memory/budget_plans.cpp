@@ -117,7 +117,7 @@ void BudgetPlans::end_backward() {
 
 void BudgetPlans::make(Entry& entry) {
   const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
-  auto plan = make_plan(*entry.profile, {.budget = limit});
+  auto plan = make_plan(*entry.profile, {.budget = limit, .disk = disk_});
   if (!plan) {
     entry.plan.reset();
     entry.measured = kMeasurements;

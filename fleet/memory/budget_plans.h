@@ -16,8 +16,9 @@ namespace fleet::memory {
 /// batch has its own. A program that grows or changes is measured again.
 class BudgetPlans {
  public:
-  /// `budget` in counted bytes.
-  BudgetPlans(int64_t budget, MemoryCounter& counter) : budget_(budget), counter_(counter) {}
+  /// `budget` in counted bytes; with the speed of a disk, plans may count on a file.
+  BudgetPlans(int64_t budget, MemoryCounter& counter, OffloadFile::Speed disk = {})
+      : budget_(budget), counter_(counter), disk_(disk) {}
 
   int64_t budget() const { return budget_; }
 
@@ -57,6 +58,7 @@ class BudgetPlans {
 
   int64_t budget_;
   MemoryCounter& counter_;
+  OffloadFile::Speed disk_;
   std::map<int64_t, Entry> entries_;
   int64_t samples_ = 0;  // of the step that runs
   Forward running_;
