@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <variant>
 #include <vector>
 
 #include <c10/core/Storage.h>
 
+#include "fleet/memory/host_copy.h"
 #include "fleet/memory/offload_file.h"
 
 namespace fleet::memory {
@@ -25,7 +27,8 @@ struct AwayWave {
   void prefetch() noexcept;
 };
 
-/// Memory of a forward that waits in a file for its backward. All values that lie in it share one.
+/// Memory of a forward that waits for its backward: the CPU's in a file, that of a device with its
+/// host. All values that lie in it share one.
 class AwayMemory {
  public:
   /// Queues the bytes of `storage`, to which nobody writes any more.
@@ -39,9 +42,13 @@ class AwayMemory {
   c10::Storage fetch();
 
  private:
-  std::shared_ptr<OffloadFile> file_;
+  struct InFile {
+    std::shared_ptr<OffloadFile> file;
+    OffloadFile::Ticket ticket;
+  };
+
   std::shared_ptr<AwayWave> wave_;
-  OffloadFile::Ticket ticket_;
+  std::variant<InFile, HostCopy> place_;
   c10::Storage here_;
   std::mutex mutex_;
 };
@@ -57,15 +64,19 @@ struct Offload {
 
   static constexpr int64_t kMinBytes = 1024 * 1024;
 
-  std::shared_ptr<OffloadFile> file;
+  std::shared_ptr<OffloadFile> file;         // null: all to the host's memory
   int64_t min_bytes = kMinBytes;             // smaller ones stay
   int64_t max_queued = int64_t{256} << 20U;  // a forward that outruns the disk by more waits
   bool waits = false;                        // until all is on disk, so that memory can be measured
 
   bool takes(const c10::StorageImpl& storage) const {
-    return storage.device_type() == c10::DeviceType::CPU &&
+    return storage.device_type() != c10::DeviceType::Meta &&
            static_cast<int64_t>(storage.nbytes()) >= min_bytes;
   }
+  std::shared_ptr<AwayMemory> send(const c10::Storage& storage,
+                                   const std::shared_ptr<AwayWave>& wave) const;
+  /// Waits until no more than that is left to be written.
+  void drain(int64_t queued_bytes) const;
 };
 
 }  // namespace fleet::memory

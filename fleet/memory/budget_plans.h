@@ -40,6 +40,11 @@ class BudgetPlans {
   /// The plan in force for so many samples; null: none yet.
   std::shared_ptr<const Plan> plan(int64_t samples) const;
 
+  /// The size of part that is quickest for a batch that fits in parts of `largest` samples: that,
+  /// or a half of it, a quarter..., as long as each is quicker by its plan than the one before. One
+  /// that nobody has run yet is to be run next.
+  int64_t quickest_part(int64_t largest) const;
+
   /// The plans so far in words, once there is one for the size of part that ran last; else empty.
   std::string summary() const;
 
@@ -53,6 +58,8 @@ class BudgetPlans {
     int64_t saved_bytes = 0;    // of the forward that was measured
     std::shared_ptr<const StepProfile> profile;
     std::shared_ptr<const Plan> plan;
+
+    bool is_hopeless() const;  // it will never have a plan
   };
   void make(Entry& entry);
 

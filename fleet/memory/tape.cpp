@@ -722,7 +722,7 @@ void Tape::send_out() {
   const OffTheRecord quiet;
   const auto closed = std::exchange(closed_, nullptr);
   const auto wave = std::make_shared<AwayWave>();
-  offload_->file->drain(offload_->max_queued);
+  offload_->drain(offload_->max_queued);
   std::erase_if(may_leave_, [&](const auto& entry) {
     const auto& memory = memories_[static_cast<size_t>(entry.first)];
     const auto storage = memory.storage.lock();
@@ -739,12 +739,11 @@ void Tape::send_out() {
       }
     }
     if (held.empty() || storage.use_count() != held.size() + 1) return false;
-    const auto away = std::make_shared<AwayMemory>(offload_->file, wave, c10::Storage(storage));
+    const auto away = offload_->send(c10::Storage(storage), wave);
     for (const auto& kept : held) kept->leave(away);
-    wave->members.push_back(away);
     return true;
   });
-  if (offload_->waits) offload_->file->drain();
+  if (offload_->waits) offload_->drain(0);
   if (wave->members.empty()) return;
   wave->before = std::exchange(wave_, wave);
 }
