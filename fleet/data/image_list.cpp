@@ -44,7 +44,8 @@ std::vector<std::string> names_in(const fs::path& folder, bool folders) {
 
 ImageList ImageList::load(const fs::path& path, const ImageListOptions& options) {
   ImageList list;
-  if (fs::is_directory(path)) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
     list.read_folder(path, options);
   } else {
     list.read_file(path, options);

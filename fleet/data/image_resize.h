@@ -33,7 +33,7 @@ class ImageResize {
   void run(const PixelArea& area, const ImageCrop& crop, float* out);
 
  private:
-  // For each output pixel along one axis, as many input pixels from `first` on, and their weights.
+  // What a ResizeTaps points to.
   struct Taps {
     int64_t per_pixel = 0;
     std::vector<int64_t> first;
@@ -41,8 +41,6 @@ class ImageResize {
   };
 
   void find_taps(double begin, double extent, int64_t input, Taps& taps) const;
-  void mix_rows(const PixelArea& area, int64_t y);
-  void mix_columns(int64_t y, bool flip, float* out) const;
 
   ImageResizeOptions options_;
   std::array<float, 4> scale_{}, shift_{};
