@@ -65,16 +65,8 @@ int body(int argc, char** argv) {
   images = images.resolved();
   torch::manual_seed(config.seed + fleet::worker_index());
   auto data = apps::load_image_data(images, config);
-  auto model = make_model(own, images.classes);
-  run.load(model);
-  auto optimizer = fleet::distributed_optimizer(
-      fleet::optim::Momentum(model, {.momentum = config.momentum,
-                                     .weight_decay = config.strategy.lars ? 0 : own.weight_decay}),
-      model.with_checkpoints(config.strategy));
-  apps::train_on_images(
-      *model, [&](const fleet::Batch& part) { return model.metrics(part); }, data, optimizer,
-      config, run);
-  run.keep(model);
+  const auto model = make_model(own, images.classes);
+  apps::train_on_images(model, data, own.weight_decay, config, run);
   fleet::shutdown();
   return 0;
 }

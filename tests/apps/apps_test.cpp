@@ -187,10 +187,11 @@ TEST(AppsTest, TransformerFromTwoTexts) {
     folder.write(format("{}.src", part), source);
     folder.write(format("{}.tgt", part), target);
   }
-  const auto said = output_of(
-      "transformer", joined(kSmallTransformer, {"--data=" + folder.path().string(), "--epochs=6"}));
+  const auto said =
+      output_of("transformer",
+                joined(kSmallTransformer, {"--data=" + folder.path().string(), "--epochs=20"}));
   const auto right = numbers(said, "tokens right ([0-9.]+), [0-9]+ tokens");
-  ASSERT_EQ(right.size(), 6U) << said;
+  ASSERT_EQ(right.size(), 20U) << said;
   EXPECT_GT(right.back(), 0.9);
 }
 
