@@ -19,6 +19,7 @@ PythonPeer::PythonPeer(const std::string& script, const std::vector<std::string>
   std::vector<std::string> words = {chosen ? chosen : "python3", script};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (auto& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
 

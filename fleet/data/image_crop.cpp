@@ -29,8 +29,8 @@ ImageCrop random_crop(int64_t width, int64_t height, double min_area, SplitMix64
   }
   const int64_t w = std::min(width, std::lround(static_cast<double>(height) * kMostRatio));
   const int64_t h = std::min(height, std::lround(static_cast<double>(width) / kLeastRatio));
-  return {.x = static_cast<double>((width - w) / 2),
-          .y = static_cast<double>((height - h) / 2),
+  return {.x = std::floor(static_cast<double>(width - w) / 2),
+          .y = std::floor(static_cast<double>(height - h) / 2),
           .width = static_cast<double>(w),
           .height = static_cast<double>(h)};
 }

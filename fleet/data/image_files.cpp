@@ -23,7 +23,7 @@ constexpr int64_t kCropDraws = 0x494D;  // so that these random numbers are no o
 constexpr size_t kNamesInError = 5;
 constexpr int64_t kMostBytes = int64_t{256} << 20;
 
-void check(const ImagenetOptions& options) {
+const ImagenetOptions& checked(const ImagenetOptions& options) {
   std::vector<std::string> problems;
   const auto& o = options;
   if (o.image_size < 1) problems.push_back(format("image_size is {}, below 1", o.image_size));
@@ -41,10 +41,6 @@ void check(const ImagenetOptions& options) {
   if (!(o.max_broken_share >= 0 && o.max_broken_share <= 1))
     problems.push_back(format("max_broken_share is {}, outside 0..1", o.max_broken_share));
   if (!problems.empty()) throw Error::all("data", "images cannot be loaded like this", problems);
-}
-
-const ImagenetOptions& checked(const ImagenetOptions& options) {
-  check(options);
   return options;
 }
 
@@ -129,9 +125,11 @@ class ImageFiles::Worker {
   ImageResize resize_;
 };
 
-ImageFiles::ImageFiles(ImageList list, const ImagenetOptions& options)
-    : list_(std::move(list)),
-      options_(checked(options)),
+ImageFiles::ImageFiles(const std::filesystem::path& list, const ImagenetOptions& options)
+    : options_(checked(options)),
+      list_(ImageList::load(
+          list,
+          {.root = options.root, .phase = options.phase, .num_classes = options.num_classes})),
       pool_(options.threads > 0 ? options.threads : at::get_num_threads()) {
   for (int64_t i = 0; i < pool_.threads(); ++i)
     workers_.push_back(std::make_unique<Worker>(options_));

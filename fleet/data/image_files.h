@@ -18,11 +18,11 @@ namespace fleet {
 /// An image is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 that leaves the crop at least as
 /// large as the model's image, and only as far as the crop goes.
 ///
-///   auto images = std::make_shared<ImageFiles>(ImageList::load("train.txt"), options);
+///   auto images = std::make_shared<ImageFiles>("train.txt", options);
 ///   Batch batch = images->get(indices, epoch);
 class ImageFiles : public Dataset {
  public:
-  ImageFiles(ImageList list, const ImagenetOptions& options);
+  ImageFiles(const std::filesystem::path& list, const ImagenetOptions& options);
   ~ImageFiles() override;
 
   int64_t size() const override { return list_.size(); }
@@ -39,8 +39,8 @@ class ImageFiles : public Dataset {
 
   void report(int64_t index, const std::string& why) const;
 
-  ImageList list_;
   ImagenetOptions options_;
+  ImageList list_;
   mutable WorkerPool pool_;
   std::vector<std::unique_ptr<Worker>> workers_;  // one per thread of the pool
   mutable std::mutex mutex_;                      // guards broken_

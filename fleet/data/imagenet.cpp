@@ -6,10 +6,7 @@ namespace fleet {
 
 DataLoader load_imagenet_from_file(const std::filesystem::path& list,
                                    const ImagenetOptions& options) {
-  auto images = std::make_shared<ImageFiles>(
-      ImageList::load(
-          list, {.root = options.root, .phase = options.phase, .num_classes = options.num_classes}),
-      options);
+  auto images = std::make_shared<ImageFiles>(list, options);
   return {std::move(images),
           {.batch_size = options.batch_size,
            .seed = options.seed,

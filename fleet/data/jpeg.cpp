@@ -65,7 +65,8 @@ void cmyk_to_rgb(uint8_t* pixels, int64_t count, bool inverted) {
   const int flip = inverted ? 0 : 255;
   for (int64_t i = 0; i < count; ++i, pixels += 4) {
     const int black = pixels[3] ^ flip;
-    for (int c = 0; c < 3; ++c) pixels[c] = static_cast<uint8_t>((pixels[c] ^ flip) * black / 255);
+    for (int c = 0; c < 3; ++c)
+      pixels[c] = static_cast<uint8_t>(((pixels[c] ^ flip) * black + 127) / 255);
   }
 }
 
