@@ -1,8 +1,8 @@
 // BERT's pretraining: masked words and next sentences, from token files (fleet tokenize) or without
 // any data. docs/applications/bert.md has a run from raw text.
 //
-//   build/bin/bert --max_updates 200
-//   fleetrun --nproc_per_node 2 build/bin/bert --max_updates 50 --amp --recompute
+//   build/bin/bert --seq 32 --max_updates 200
+//   fleetrun --nproc_per_node 2 build/bin/bert --seq 32 --max_updates 50 --recompute
 
 #include <fleet/fleet.h>
 
@@ -74,8 +74,8 @@ int body(int argc, char** argv) {
       argc, argv, {{"Model", own}, {"Data", text}, {"Run", run}},
       {.lr = 1e-3, .beta2 = 0.999, .epsilon = 1e-6},
       {.about = "pretrains BERT: masked words and next sentences",
-       .examples = {"{} --max_updates 200",
-                    "fleetrun --nproc_per_node 2 {} --max_updates 50 --amp --recompute"}});
+       .examples = {"{} --seq 32 --max_updates 200",
+                    "fleetrun --nproc_per_node 2 {} --seq 32 --max_updates 50 --recompute"}});
   fleet::init();
   torch::manual_seed(config.seed + fleet::worker_index());
   auto data = apps::load_bert_data(text, config);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/format.h"
+#include "fleet/data/synthetic_images.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/launched.h"
@@ -119,6 +120,21 @@ TEST(AppsTest, TransformerLearnsAndPrintsTheGuidesLines) {
   const auto right = numbers(text, R"(perplexity [0-9.]+, tokens right ([0-9.]+), [0-9]+ tokens)");
   ASSERT_EQ(right.size(), 1U) << text;
   EXPECT_GT(right[0], 0.1) << "64 words: guessing gives 0.02";
+}
+
+TEST(AppsTest, Resnet50FromListsOfJpegFiles) {
+  const TemporaryFolder folder;
+  SyntheticImagesOptions images{.classes = 4, .per_class = 64, .width = 64, .height = 48};
+  write_synthetic_images(folder.path() / "train", images);
+  images.per_class = 8;
+  images.seed = 1;
+  write_synthetic_images(folder.path() / "val", images);
+  const auto text =
+      output_of("resnet50", joined(kSmallResnet, {"--data=" + folder.path().string(), "--classes=4",
+                                                  "--epochs=4", "--lr=0.05"}));
+  const auto right = numbers(text, "acc1 ([0-9.]+), acc5 [0-9.]+, 32 images");
+  ASSERT_EQ(right.size(), 4U) << text;
+  EXPECT_GT(right.back(), 0.6) << text;
 }
 
 TEST(AppsTest, StrategiesOnTwoRanks) {
