@@ -205,10 +205,10 @@ TEST(AppsTest, TransformerFromTwoTexts) {
   }
   const auto said =
       output_of("transformer",
-                joined(kSmallTransformer, {"--data=" + folder.path().string(), "--epochs=20"}));
+                joined(kSmallTransformer, {"--data=" + folder.path().string(), "--epochs=8"}));
   const auto right = numbers(said, "tokens right ([0-9.]+), [0-9]+ tokens");
-  ASSERT_EQ(right.size(), 20U) << said;
-  EXPECT_GT(right.back(), 0.9);
+  ASSERT_EQ(right.size(), 8U) << said;
+  EXPECT_GT(right.back(), 0.8) << "four tokens: guessing gives 0.25";
 }
 
 TEST(AppsTest, MistakesAreNamed) {
