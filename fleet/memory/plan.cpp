@@ -12,9 +12,9 @@ std::string Plan::describe() const {
   auto text = format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
                      dropped, segments.size(), std::ranges::count(rebuilt, 1));
   if (sent_out_bytes > 0) {
-    text += format(", {} of {} segments out to a file", byte_size_text(sent_out_bytes),
+    text += format(", {} of {} segments sent out", byte_size_text(sent_out_bytes),
                    std::ranges::count_if(segments, &Segment::is_sent_out));
-    if (stall_seconds > 0) text += format(" (waiting {:.3f} s for it)", stall_seconds);
+    if (stall_seconds > 0) text += format(" (waiting {:.3f} s for that)", stall_seconds);
   }
   return text;
 }
