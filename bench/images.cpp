@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kImages = 200;
 constexpr int64_t kBatch = 50;
-constexpr int kRounds = 9;
+constexpr int kRounds = 5;
 
 // Photographs as ImageNet's are on average: 500 x 375 pixels in 100 KB.
 class Photographs {
