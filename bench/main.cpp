@@ -30,6 +30,8 @@ constexpr std::array kBenchmarks = {
               bench_allreduce},
     Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2,
               bench_data_parallel},
+    Benchmark{"images", "JPEG files to batches, beside PyTorch with Pillow (FLEET_PYTHON names it)",
+              1, bench_images},
     Benchmark{"memory", "recompute: what a batch costs in time and memory, planned and by hand", 1,
               bench_memory},
     Benchmark{"optim", "one update: each optimizer beside a triad and the engine's own", 1,

@@ -17,6 +17,7 @@
 #include "fleet/data/batch.h"
 #include "fleet/data/data_loader.h"
 #include "fleet/data/fashion_mnist.h"
+#include "fleet/data/imagenet.h"
 #include "fleet/data/masked_text.h"
 #include "fleet/io/weights.h"
 #include "fleet/memory/checkpoint.h"

@@ -13,13 +13,14 @@
 namespace fleet {
 namespace {
 
-SamplerOptions sampler_options(const LoaderOptions& options) {
+SamplerOptions sampler_options(const LoaderOptions& options, const Dataset* dataset) {
   return {.batch_size = options.batch_size,
           .seed = options.seed,
           .shuffle = options.shuffle,
           .drop_last = options.drop_last,
           .rank = options.rank,
-          .world_size = options.world_size};
+          .world_size = options.world_size,
+          .fingerprint = dataset ? dataset->fingerprint() : 0};
 }
 
 }  // namespace
@@ -103,7 +104,7 @@ class DataLoader::Epoch::Worker {
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)),
       prefetch_(options.prefetch),
-      position_(dataset_ ? dataset_->size() : 0, sampler_options(options)) {
+      position_(dataset_ ? dataset_->size() : 0, sampler_options(options, dataset_.get())) {
   if (prefetch_ < 0) {
     throw Error("data", format("prefetch is {}, below 0", prefetch_),
                 "use 0 to make batches without a thread");
@@ -128,6 +129,15 @@ DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
   return Epoch(*this, epoch, first_update);
 }
 
+DataLoader::Iterator DataLoader::begin() {
+  restored_ = false;
+  const auto at = state();
+  // Not make_shared: the constructor is private.
+  const std::shared_ptr<Epoch> rest(new Epoch(*this, at.epoch, at.next_update));
+  rest->begin();
+  return Iterator(rest);
+}
+
 void DataLoader::restore(const SamplerState& state) {
   position_.restore(state);
   restored_ = true;
@@ -138,14 +148,14 @@ DataLoader::Epoch::Epoch(DataLoader& loader, int64_t epoch, int64_t first_update
 
 DataLoader::Epoch::~Epoch() = default;
 
-DataLoader::Epoch::Iterator DataLoader::Epoch::begin() {
+DataLoader::Iterator DataLoader::Epoch::begin() {
   if (worker_) throw Error("data", "an epoch was iterated twice", "call loader.epoch(n) again");
   auto sampler = loader_.position_;
   sampler.seek(epoch_, next_update_);
   worker_ = std::make_unique<Worker>(loader_.dataset_, std::move(sampler),
                                      loader_.batches_per_epoch() - next_update_, loader_.prefetch_);
   advance();
-  return Iterator(this);
+  return Iterator({std::shared_ptr<Epoch>(), this});  // the range is the caller's
 }
 
 void DataLoader::Epoch::advance() {
