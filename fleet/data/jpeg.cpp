@@ -17,7 +17,7 @@
 namespace fleet {
 namespace {
 
-// Twice what Pillow calls a decompression bomb; a progressive file needs 6 bytes for each.
+// From here on Pillow refuses too. A progressive file needs 6 bytes of memory for each.
 constexpr int64_t kMostPixels = 179'000'000;
 
 bool spoils_pixels(int warning) {
