@@ -1,5 +1,7 @@
 #include "fleet/applications/image_data.h"
 
+#include <utility>
+
 #include <gtest/gtest.h>
 
 #include "fleet/applications/resnet.h"
@@ -11,14 +13,16 @@ namespace {
 
 using testing::error_of;
 
+using Sizes = std::pair<int64_t, int64_t>;
+
 TEST(ImageDataTest, SizesThatNobodyGaveAreThoseOfTheData) {
   const auto sizes = [](const char* data) {
     const auto options = ImageDataOptions{.data = data}.resolved();
-    return std::pair(options.image_size, options.classes);
+    return Sizes(options.image_size, options.classes);
   };
-  EXPECT_EQ(sizes("synthetic"), std::pair<int64_t>(224, 10));
-  EXPECT_EQ(sizes("fashion_mnist"), std::pair<int64_t>(28, 10));
-  EXPECT_EQ(sizes("ImageNet"), std::pair<int64_t>(224, 1000));
+  EXPECT_EQ(sizes("synthetic"), Sizes(224, 10));
+  EXPECT_EQ(sizes("fashion_mnist"), Sizes(28, 10));
+  EXPECT_EQ(sizes("ImageNet"), Sizes(224, 1000));
   const auto given = ImageDataOptions{.image_size = 32, .classes = 7}.resolved();
   EXPECT_EQ(given.image_size, 32);
   EXPECT_EQ(given.classes, 7);
