@@ -1,14 +1,10 @@
 #include "fleet/data/data_loader.h"
 
-#include <condition_variable>
-#include <deque>
-#include <exception>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/data/read_ahead.h"
 
 namespace fleet {
 namespace {
@@ -24,82 +20,6 @@ SamplerOptions sampler_options(const LoaderOptions& options, const Dataset* data
 }
 
 }  // namespace
-
-// Makes `count` batches in order, at most `ahead` before they are taken.
-class DataLoader::Epoch::Worker {
- public:
-  Worker(std::shared_ptr<const Dataset> dataset, ShardedSampler sampler, int64_t count,
-         int64_t ahead)
-      : dataset_(std::move(dataset)),
-        sampler_(std::move(sampler)),
-        epoch_(sampler_.state().epoch),
-        count_(count),
-        ahead_(ahead) {
-    if (ahead_ > 0) thread_ = std::thread([this] { run(); });
-  }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-
-  ~Worker() {
-    {
-      std::lock_guard lock(mutex_);
-      stopped_ = true;
-    }
-    room_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  // The next batch; must not be called more than `count` times. Rethrows what the data set threw.
-  Batch take() {
-    if (ahead_ == 0) return make();
-    std::unique_lock lock(mutex_);
-    filled_.wait(lock, [this] { return !queue_.empty() || failure_; });
-    if (queue_.empty()) std::rethrow_exception(failure_);
-    Batch batch = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    room_.notify_one();
-    return batch;
-  }
-
- private:
-  Batch make() {
-    const torch::NoGradGuard no_grad;
-    return dataset_->get(sampler_.next(), epoch_);
-  }
-
-  void run() try {
-    for (int64_t made = 0; made < count_; ++made) {
-      {
-        std::unique_lock lock(mutex_);
-        room_.wait(lock, [this] { return stopped_ || std::ssize(queue_) < ahead_; });
-        if (stopped_) return;
-      }
-      Batch batch = make();
-      std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(batch));
-      filled_.notify_one();
-    }
-  } catch (...) {
-    std::lock_guard lock(mutex_);
-    failure_ = std::current_exception();
-    filled_.notify_one();
-  }
-
-  const std::shared_ptr<const Dataset> dataset_;
-  ShardedSampler sampler_;
-  const int64_t epoch_;
-  const int64_t count_;
-  const int64_t ahead_;
-
-  std::mutex mutex_;  // guards the next three
-  std::deque<Batch> queue_;
-  std::exception_ptr failure_;
-  bool stopped_ = false;
-  std::condition_variable filled_;
-  std::condition_variable room_;
-  std::thread thread_;  // last: it uses all of the above
-};
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)),
@@ -149,11 +69,16 @@ DataLoader::Epoch::Epoch(DataLoader& loader, int64_t epoch, int64_t first_update
 DataLoader::Epoch::~Epoch() = default;
 
 DataLoader::Iterator DataLoader::Epoch::begin() {
-  if (worker_) throw Error("data", "an epoch was iterated twice", "call loader.epoch(n) again");
+  if (batches_) throw Error("data", "an epoch was iterated twice", "call loader.epoch(n) again");
   auto sampler = loader_.position_;
   sampler.seek(epoch_, next_update_);
-  worker_ = std::make_unique<Worker>(loader_.dataset_, std::move(sampler),
-                                     loader_.batches_per_epoch() - next_update_, loader_.prefetch_);
+  const auto make = [dataset = loader_.dataset_, sampler = std::move(sampler),
+                     epoch = epoch_]() mutable {
+    const torch::NoGradGuard no_grad;
+    return dataset->get(sampler.next(), epoch);
+  };
+  batches_ = std::make_unique<ReadAhead<Batch>>(make, loader_.batches_per_epoch() - next_update_,
+                                                loader_.prefetch_);
   advance();
   return Iterator({std::shared_ptr<Epoch>(), this});  // the range is the caller's
 }
@@ -161,7 +86,7 @@ DataLoader::Iterator DataLoader::Epoch::begin() {
 void DataLoader::Epoch::advance() {
   current_.reset();  // before the next is awaited, so that its memory is free for reuse
   if (next_update_ == loader_.batches_per_epoch()) return;
-  current_ = worker_->take();
+  current_ = batches_->take();
   loader_.position_.seek(epoch_, ++next_update_);
 }
 

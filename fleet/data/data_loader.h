@@ -11,6 +11,9 @@
 
 namespace fleet {
 
+template <typename T>
+class ReadAhead;
+
 struct LoaderOptions {
   int64_t batch_size = 1;  ///< samples per update on one rank
   int64_t seed = 0;
@@ -80,7 +83,6 @@ class DataLoader::Epoch {
 
  private:
   friend class DataLoader;
-  class Worker;
 
   Epoch(DataLoader& loader, int64_t epoch, int64_t first_update);
   void advance();
@@ -88,7 +90,7 @@ class DataLoader::Epoch {
   DataLoader& loader_;
   int64_t epoch_;
   int64_t next_update_;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<ReadAhead<Batch>> batches_;
   std::optional<Batch> current_;
 };
 
