@@ -12,7 +12,7 @@ namespace fleet {
 
 ShardedSampler::ShardedSampler(int64_t dataset_size, const SamplerOptions& options)
     : dataset_size_(dataset_size), options_(options) {
-  const auto& [batch_size, seed, shuffle, drop_last, rank, world_size] = options_;
+  const auto& [batch_size, seed, shuffle, drop_last, rank, world_size, fingerprint] = options_;
   std::vector<std::string> problems;
   if (dataset_size < 1) problems.push_back(format("the data set has {} samples", dataset_size));
   if (batch_size < 1) problems.push_back(format("batch_size is {}, below 1", batch_size));
@@ -71,7 +71,8 @@ SamplerState ShardedSampler::state() const {
           .dataset_size = dataset_size_,
           .global_batch = global_batch_,
           .shuffle = options_.shuffle,
-          .drop_last = options_.drop_last};
+          .drop_last = options_.drop_last,
+          .fingerprint = options_.fingerprint};
 }
 
 void ShardedSampler::restore(const SamplerState& saved) {
@@ -82,6 +83,8 @@ void ShardedSampler::restore(const SamplerState& saved) {
   };
   compare("seed", saved.seed, here.seed);
   compare("data set size", saved.dataset_size, here.dataset_size);
+  if (saved.dataset_size == here.dataset_size && saved.fingerprint != here.fingerprint)
+    problems.emplace_back("the samples are others");
   compare("global batch (batch_size x ranks)", saved.global_batch, here.global_batch);
   compare("shuffle", saved.shuffle, here.shuffle);
   compare("drop_last", saved.drop_last, here.drop_last);
