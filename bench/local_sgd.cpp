@@ -122,9 +122,11 @@ double updates_per_second(const Mode& mode, const Data& train) {
   barrier_worker();
   const auto begin = std::chrono::steady_clock::now();
   trainee.run(kUpdates);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  const std::chrono::duration<double> own = std::chrono::steady_clock::now() - begin;
   trainee.optimizer.end_epoch();
-  return kUpdates / seconds.count();
+  const auto slowest = torch::tensor({own.count()}, torch::kDouble);
+  world()->all_reduce(slowest, comm::ReduceOp::kMax, "the slowest rank's time");
+  return kUpdates / slowest.item<double>();
 }
 
 std::string list(const std::vector<double>& values) {
@@ -168,7 +170,8 @@ std::vector<Row> bench_local_sgd_accuracy() {
   return rows;
 }
 
-// The same trainings on two hosts of which each sends 100 Mbit/s at most: updates per second. The
+// The same trainings on two hosts of which each sends 100 Mbit/s at most: updates per second of the
+// slower one. The
 // link has no delay of its own, since not every kernel can give it one (netem).
 std::vector<Row> bench_local_sgd() {
   if (!limit_rate()) {

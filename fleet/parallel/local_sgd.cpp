@@ -98,11 +98,13 @@ void LocalSgd::close_window() {
 }
 
 SyncReport LocalSgd::sync() {
+  if (!is_local()) return {};
   close_window();
   return exchange(Ending::kGoesOn);
 }
 
 SyncReport LocalSgd::end_epoch() {
+  if (!is_local()) return {};
   close_window();
   SyncReport report;
   while (!report.all_ended) {
@@ -249,9 +251,7 @@ LocalSgd::State LocalSgd::state() const {
                 "call sync() on all ranks before a snapshot");
   }
   return {.step = step_,
-          .window_steps = window_.steps,
-          .window_weight = window_.weight,
-          .window_loss_sum = window_.loss_sum,
+          .window = window_,
           .interval = interval_ ? interval_->state() : AdaptiveInterval::State{},
           .anchor = anchor_,
           .velocity = outer_.velocity(),
@@ -262,9 +262,7 @@ void LocalSgd::set_state(const State& state) {
   const torch::NoGradGuard no_grad;
   FLEET_ASSERT(pending_.empty(), "set_state() while an average is under way");
   step_ = state.step;
-  window_ = {.steps = state.window_steps,
-             .weight = state.window_weight,
-             .loss_sum = state.window_loss_sum};
+  window_ = state.window;
   if (interval_) interval_->set_state(state.interval);
   const auto copy = [](const std::vector<torch::Tensor>& from,
                        const std::vector<torch::Tensor>& to) {

@@ -66,12 +66,18 @@ struct SyncReport {
 ///   local.after_step();   // averages on every 8th call
 class LocalSgd {
  public:
+  /// What a rank has done since the last average.
+  struct Window {
+    int64_t steps = 0;
+    double weight = 0;
+    double loss_sum = 0;
+    double lr = 0;        // of the last step
+    int64_t updates = 0;  // of the optimizer, so far
+  };
   /// All that a snapshot has to keep beside the parameters. Tensors are the object's own.
   struct State {
     int64_t step = 0;
-    int64_t window_steps = 0;
-    double window_weight = 0;
-    double window_loss_sum = 0;
+    Window window = {};
     AdaptiveInterval::State interval = {};
     std::vector<torch::Tensor> anchor = {};
     std::vector<torch::Tensor> velocity = {};
@@ -95,7 +101,8 @@ class LocalSgd {
   SyncReport after_step(const LocalStep& step = {});
 
   /// Ends the window here: all ranks hold the average, exactly, also when `delayed`. All ranks must
-  /// call it; where no rank has made an update since the last average, nothing changes.
+  /// call it. Where no rank has made an update since the last average nothing changes, and before
+  /// `begin_step` nothing is sent.
   SyncReport sync();
 
   /// The same at the end of an epoch, where a rank may have had fewer batches than others: it takes
@@ -112,13 +119,6 @@ class LocalSgd {
   void set_state(const State& state);
 
  private:
-  struct Window {
-    int64_t steps = 0;
-    double weight = 0;
-    double loss_sum = 0;
-    double lr = 0;
-    int64_t updates = 0;
-  };
   enum class Ending { kGoesOn, kEpochEnds };
   enum class Arrival { kExact, kDelayed };
 
