@@ -85,6 +85,7 @@ int body(int argc, char** argv) {
             fleet::step_line({rank, step - 1, report.loss, report.seconds, report.total_seconds}));
       }
     }
+    optimizer.end_epoch();  // with local SGD, ranks become one model here
     progress.finish();
     const double percent = 100 * test_accuracy(net, test, optimizer);
     fleet::log::info("test", fleet::format("epoch {}: top-1 {:.2f} %", epoch + 1, percent));

@@ -10,6 +10,8 @@ namespace fleet::bench {
 std::vector<Row> bench_allreduce();
 std::vector<Row> bench_data_parallel();
 std::vector<Row> bench_images();
+std::vector<Row> bench_local_sgd();
+std::vector<Row> bench_local_sgd_accuracy();
 std::vector<Row> bench_memory();
 std::vector<Row> bench_optim();
 

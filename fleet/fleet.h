@@ -41,6 +41,7 @@
 #include "fleet/optim/schedule.h"
 #include "fleet/optim/sgd.h"
 #include "fleet/parallel/data_parallel.h"
+#include "fleet/parallel/local_sgd.h"
 #include "fleet/parallel/sync_batch_norm.h"
 #include "fleet/precision/autocast.h"
 #include "fleet/precision/grad_scaler.h"

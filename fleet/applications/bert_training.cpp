@@ -96,7 +96,10 @@ void train_bert(Bert& model, BertData& data, DistributedOptimizer& optimizer,
         log.step(
             optimizer.minimize(batch, [&](const BertBatch& part) { return model.loss(part); }));
       },
-      [&](int64_t epoch) { test(model, data.test, unigram, optimizer, epoch); });
+      [&](int64_t epoch) {
+        optimizer.end_epoch();
+        test(model, data.test, unigram, optimizer, epoch);
+      });
 }
 
 }  // namespace fleet::applications

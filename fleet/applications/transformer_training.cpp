@@ -105,7 +105,10 @@ void train_transformer(Transformer& model, TransformerData& data, DistributedOpt
         log.step(optimizer.minimize(
             batch, [&](const TransformerBatch& part) { return model.loss(part); }));
       },
-      [&](int64_t epoch) { test(model, data, optimizer, epoch); });
+      [&](int64_t epoch) {
+        optimizer.end_epoch();
+        test(model, data, optimizer, epoch);
+      });
 }
 
 }  // namespace fleet::applications

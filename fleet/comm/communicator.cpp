@@ -240,7 +240,9 @@ void Communicator::barrier(std::string_view what) {
 
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) const {
   if (size_ == 1) return std::make_shared<Communicator>();
-  return std::make_shared<Communicator>(backend_->store.prefixed(name), rank_, size_, options_,
+  // Two optimizers on one group ask for the same name, and must not meet in each other's place.
+  const auto place = format("{}.{}", name, ++duplicates_[name]);
+  return std::make_shared<Communicator>(backend_->store.prefixed(place), rank_, size_, options_,
                                         watch_);
 }
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -78,7 +79,8 @@ class Communicator {
   void barrier(std::string_view what);
 
   /// The same ranks on connections of their own, for calls whose order relative to this group's is
-  /// not the same on every rank. All ranks must call it, with the same name.
+  /// not the same on every rank. All ranks must call it, with the same name; each call makes a new
+  /// group.
   std::shared_ptr<Communicator> duplicate(const std::string& name) const;
 
   /// For what carries calls out by other means than the engine: numbers the call and tells the
@@ -100,6 +102,7 @@ class Communicator {
   CommunicatorOptions options_;
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<PeerWatch> watch_;
+  mutable std::map<std::string, int> duplicates_;  // made so far, by name
 };
 
 }  // namespace fleet::comm

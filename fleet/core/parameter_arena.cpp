@@ -231,10 +231,11 @@ std::vector<torch::Tensor> ParameterArena::make_state() const {
   return state;
 }
 
-void ParameterArena::refresh_working() {
+void ParameterArena::values_written() {
   const torch::NoGradGuard no_grad;
   for (const auto& span : spans_) {
     if (span.working.defined()) span.working.copy_(span.value);
+    span.parameter.unsafeGetTensorImpl()->bump_version();
   }
 }
 

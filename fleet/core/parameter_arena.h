@@ -83,8 +83,9 @@ class ParameterArena {
   /// Zeroed buffers of the groups' lengths, for optimizer state: double for double, else float.
   std::vector<torch::Tensor> make_state() const;
 
-  /// Rounds the masters into the working copies, after the masters were written.
-  void refresh_working();
+  /// After `values` were written from outside: rounds masters into the working copies, and moves
+  /// the parameters' versions on, for whoever keeps something about them.
+  void values_written();
 
   /// Forgets all gradients: `grad()` is undefined until the next backward, as after torch's own
   /// zero_grad.

@@ -123,6 +123,7 @@ std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallel
 DataParallel::DataParallel(ParameterArena& arena, std::shared_ptr<comm::Communicator> comm,
                            const DataParallelOptions& options)
     : arena_(arena), comm_(std::move(comm)), options_(options) {
+  set_alone(false);
   buckets_ = plan_buckets(arena_, options_);
   bucket_of_span_.resize(arena_.spans().size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -158,7 +159,7 @@ void DataParallel::broadcast(const ModelHandle& model) {
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   check_same_model(*comm_, tensors);
   for (const auto& group : arena_.groups()) comm_->broadcast(group.values, 0, "parameters");
-  arena_.refresh_working();
+  arena_.values_written();
   auto rest = arena_.frozen();
   rest.insert(rest.end(), buffers.begin(), buffers.end());
   for (const auto& [name, tensor] : rest) {
@@ -193,7 +194,7 @@ void DataParallel::on_gradient(size_t span) {
 }
 
 void DataParallel::launch_ready() {
-  if (comm_->size() == 1) return;
+  if (is_alone_) return;
   while (next_ < buckets_.size() && missing_[next_] == 0) launch(next_++);
 }
 
@@ -253,6 +254,7 @@ ReducedHead DataParallel::read_head() const {
   result.weight = values[kWeight];
   result.loss = values[kLoss];
   result.parts = values[kParts];
+  result.ranks = is_alone_ ? 1 : comm_->size();
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     result.used.push_back(values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] > 0);
   }
@@ -271,7 +273,7 @@ ReducedHead DataParallel::wait() {
     own_error = std::current_exception();
   }
   const auto begin = std::chrono::steady_clock::now();
-  if (comm_->size() > 1) {
+  if (!is_alone_) {
     while (next_ < buckets_.size()) launch(next_++);
     for (auto& pending : pending_) pending.wait();
     const torch::NoGradGuard no_grad;
@@ -296,8 +298,9 @@ ReducedHead DataParallel::wait() {
     if (!unused.empty()) {
       throw Error::all(
           "data_parallel",
-          format("{} of {} parameters got no gradient on any rank:", unused.size(),
-                 head.used.size()),
+          format("{} of {} parameters got no gradient on {}:", unused.size(), head.used.size(),
+                 is_alone_ && comm_->size() > 1 ? format("rank {}", comm_->rank())
+                                                : std::string("any rank")),
           unused,
           "leave them out of the model, freeze them, or set find_unused_parameters, which "
           "leaves them as they are");

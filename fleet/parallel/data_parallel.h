@@ -40,6 +40,7 @@ struct ReducedHead {
   double weight = 0;  // sums over all ranks
   double loss = 0;
   double parts = 0;
+  int ranks = 1;           // whose gradients were summed
   std::vector<bool> used;  // per span: some rank had a gradient
 };
 
@@ -67,6 +68,10 @@ class DataParallel {
 
   /// Checks that all ranks hold the same model, then gives them rank 0's parameters and buffers.
   void broadcast(const ModelHandle& model);
+
+  /// Whether, from the next `listen` on, gradients stay this rank's own: nothing is sent, and
+  /// `wait` gives what this rank has.
+  void set_alone(bool is_alone) { is_alone_ = is_alone || comm_->size() == 1; }
 
   /// From here on the gradients that land are final, and are sent. What they weigh, their loss and
   /// the number of parts that were merged into them are summed along.
@@ -100,6 +105,7 @@ class DataParallel {
   std::vector<torch::Tensor> halves_;
   size_t next_ = 0;
   bool listening_ = false;
+  bool is_alone_ = false;
   double weight_ = 0;
   double loss_ = 0;
   double parts_ = 0;

@@ -1,5 +1,6 @@
 #include "fleet/train/distributed_optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "fleet/comm/world.h"
@@ -12,6 +13,7 @@
 #include "fleet/parallel/sync_batch_norm.h"
 #include "fleet/train/auto_micro_batch.h"
 #include "fleet/train/layer_wise_optimizer.h"
+#include "fleet/train/local_sgd_options.h"
 #include "fleet/train/memory_strategy.h"
 #include "fleet/train/mixed_precision.h"
 #include "fleet/train/strategy_check.h"
@@ -65,6 +67,7 @@ struct DistributedOptimizer::State {
   std::unique_ptr<MixedPrecision> amp;     // null: off
   std::unique_ptr<MemoryStrategy> memory;  // null: off
   std::unique_ptr<AutoMicroBatch> micro_batch;
+  std::unique_ptr<LocalSgd> local;  // null: off
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
   // Losses are divided by this before backward, so that gradients come out as means without another
@@ -75,6 +78,7 @@ struct DistributedOptimizer::State {
   double total_seconds = 0;
   bool is_sending = false;  // what has been sent cannot be taken back
 
+  bool is_local() const { return local && local->is_local(); }
   double loss_scale() const { return amp ? amp->scaler().scale() : 1; }
   int log_ratios_every() const {
     if (strategy.lars) return strategy.lars_configs.log_every;
@@ -89,6 +93,10 @@ struct DistributedOptimizer::State {
   }
 
   void agree_on_usual_weight(double own) {
+    if (is_local()) {  // nobody else divides by it
+      usual_weight = own > 0 ? own : 1;
+      return;
+    }
     const auto agreed = torch::full({1}, own, torch::kDouble);
     comm->all_reduce(agreed, comm::ReduceOp::kMax, "the usual weight of an update");
     usual_weight = agreed.item<double>() * comm->size();
@@ -116,8 +124,35 @@ struct DistributedOptimizer::State {
   // From here on gradients are final. `parts`: what the user asked for; without avg the update is
   // as many times larger.
   void listen(int64_t parts) {
-    is_sending = comm->size() > 1;
+    is_sending = comm->size() > 1 && !is_local();
     parallel->listen(merge.weight(), merge.loss_sum(), static_cast<double>(parts));
+  }
+
+  void open_local_window() {
+    parallel->set_alone(is_local());
+    if (is_local()) local->before_step();
+  }
+
+  // A skipped update counts like any other, so that all ranks come to an average together.
+  void count_step(UpdateReport& report) {
+    const auto sync = local->after_step({.weight = report.updated ? report.weight : 0,
+                                         .loss = report.loss,
+                                         .lr = report.lr,
+                                         .updates = optimizer->steps()});
+    if (is_local()) report.sync_every = local->k_steps();
+    if (!sync.synced) return;
+    report.synced = true;
+    report.exposed_communication_s += sync.seconds;
+    if (sync.weight > 0) {
+      report.loss = sync.loss;
+      report.weight = sync.weight;
+    }
+    follow(sync);
+  }
+
+  // Ranks that skipped an update, or had fewer batches, go on with the others' schedule.
+  void follow(const SyncReport& sync) {
+    optimizer->set_steps(std::max(optimizer->steps(), sync.updates));
   }
 
   // The graph of a backward that failed, and what it holds.
@@ -206,6 +241,14 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
   if (s.memory) s.memory->charge(counted - s.memory->counted());
   s.parallel->broadcast(model);
   if (s.strategy.sync_batch_norm) s.norm_comm = s.comm->duplicate("sync_batch_norm");
+  if ((s.strategy.localsgd || s.strategy.adaptive_localsgd) && s.comm->size() > 1) {
+    std::vector<torch::Tensor> state;
+    for (const auto& item : s.optimizer->state()) {
+      state.insert(state.end(), item.groups.begin(), item.groups.end());
+    }
+    s.local = std::make_unique<LocalSgd>(*s.arena, model, s.comm, local_sgd_options(s.strategy),
+                                         std::move(state));
+  }
 }
 
 DistributedOptimizer::~DistributedOptimizer() = default;
@@ -313,16 +356,21 @@ bool DistributedOptimizer::run_all(int64_t samples, const SliceLoss& loss, bool 
 
 std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
   auto& s = *state_;
-  if (!s.merge.is_open()) return std::nullopt;
-  if (s.merge.options().drop_last) {
-    s.merge.close();
-    return std::nullopt;
+  std::optional<UpdateReport> last;
+  if (s.merge.options().drop_last) s.merge.close();
+  if (s.merge.is_open()) {
+    last = report_of_call([&](UpdateReport& report) {
+      s.listen(s.merge.parts());
+      report.parts = s.merge.parts();
+      update(report);
+    });
   }
-  return report_of_call([&](UpdateReport& report) {
-    s.listen(s.merge.parts());
-    report.parts = s.merge.parts();
-    update(report);
-  });
+  if (s.local) s.follow(s.local->end_epoch());
+  return last;
+}
+
+void DistributedOptimizer::sync() {
+  if (state_->local) state_->follow(state_->local->sync());
 }
 
 // A call that throws leaves parameters as they were, and forgets its window.
@@ -333,6 +381,7 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
   if (s.schedule) s.optimizer->set_lr((*s.schedule)(updates()));
   report.lr = s.optimizer->lr();
   report.loss_scale = s.loss_scale();
+  if (s.local && !s.merge.is_open()) s.open_local_window();
   try {
     work(report);
   } catch (...) {
@@ -412,21 +461,28 @@ void DistributedOptimizer::update(UpdateReport& report) {
   auto& s = *state_;
   const auto reduced = s.parallel->wait();
   s.merge.close();
-  if (!(reduced.weight > 0)) {
+  report.exposed_communication_s = s.parallel->exposed_seconds();
+  if (reduced.weight > 0) {
+    step(reduced, report);
+  } else if (!s.is_local()) {
     throw Error("minimize", "no rank had anything to learn from: all batches were empty");
   }
+  if (s.local) s.count_step(report);
+}
+
+void DistributedOptimizer::step(const ReducedHead& reduced, UpdateReport& report) {
+  auto& s = *state_;
   report.loss = reduced.loss / reduced.weight;
   report.weight = reduced.weight;
-  report.exposed_communication_s = s.parallel->exposed_seconds();
 
   // From what lies in the arena to the gradient of the mean loss, or of the sum of the parts'
   // means.
   optim::StepInput input{.gradient_scale = s.usual_weight / reduced.weight / s.loss_scale()};
-  if (!s.merge.options().avg) input.gradient_scale *= reduced.parts / s.comm->size();
+  if (!s.merge.options().avg) input.gradient_scale *= reduced.parts / reduced.ranks;
   if (s.amp || s.optimizer->max_grad_norm() > 0) {
     s.blocks->choose(reduced.used);
     const auto health = optim::gradient_health(*s.arena, *s.blocks);
-    if (s.amp && !health.is_finite()) {  // the sums are the same on all ranks, so all skip
+    if (s.amp && !health.is_finite()) {  // sums are the same on all ranks that share them
       report.skipped = true;
       return s.amp->skip(*s.arena);
     }
@@ -460,6 +516,7 @@ int64_t DistributedOptimizer::updates() const { return state_->optimizer->steps(
 const DistributedStrategy& DistributedOptimizer::strategy() const { return state_->strategy; }
 const ParameterArena& DistributedOptimizer::arena() const { return *state_->arena; }
 const optim::Optimizer& DistributedOptimizer::optimizer() const { return *state_->optimizer; }
+LocalSgd* DistributedOptimizer::local_sgd() { return state_->local.get(); }
 
 DistributedOptimizer distributed_optimizer(std::unique_ptr<optim::Optimizer> optimizer,
                                            const DistributedStrategy& strategy) {

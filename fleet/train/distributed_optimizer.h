@@ -15,6 +15,7 @@
 #include "fleet/optim/optimizer.h"
 #include "fleet/optim/schedule.h"
 #include "fleet/parallel/data_parallel.h"
+#include "fleet/parallel/local_sgd.h"
 #include "fleet/precision/autocast.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
@@ -26,13 +27,16 @@ namespace fleet {
 struct UpdateReport {
   int64_t call = 0;       // calls of `minimize` so far
   int64_t update = 0;     // updates done so far
-  bool updated = false;   // false: one part of a window that goes on, or a skipped update
+  bool updated = false;   // false: one part of a window that goes on, or nothing to learn from
   bool skipped = false;   // a gradient was not finite (amp): nothing changed but the loss scale
   int64_t parts = 0;      // merged on this rank, so far in this window
-  double loss = 0;        // mean over all samples of all ranks; of this part alone within a window
+  double loss = 0;        // mean over all samples of all ranks; of this part alone within a window;
+                          // with local SGD of this rank, or, when `synced`, since the last average
   double weight = 0;      // what the loss was averaged over: samples, or what the closure said
   double lr = 0;          // the rate that was used
   double loss_scale = 1;  // the one that was used
+  bool synced = false;    // local SGD: parameters were averaged after this update
+  int64_t sync_every = 1;  // updates between two averages from here on; 1: gradients are shared
   std::optional<double> gradient_norm = {};  // before clipping; known with amp or max_grad_norm
   double seconds = 0;                        // wall time of the call
   double total_seconds = 0;                  // of all calls so far
@@ -56,7 +60,11 @@ concept Sliceable = Batchlike<B> && requires(const B& batch, int64_t i) {
 /// `distributed_optimizer`.
 ///
 /// All ranks call `minimize` the same number of times. A rank that has run out of samples passes an
-/// empty batch: it takes part without a say.
+/// empty batch: it takes part without a say. With local SGD it may also go on to `end_epoch`.
+///
+/// With local SGD ranks hold different parameters until `end_epoch` or `sync` makes them one model:
+/// call one of them on all ranks before the model is evaluated or saved. Overflows are each rank's
+/// own, and so is the loss scale.
 ///
 /// After an update `grad()` holds what the ranks' backwards summed up: with amp still multiplied by
 /// the loss scale, and before clipping; both happen while the optimizer reads it.
@@ -89,8 +97,12 @@ class DistributedOptimizer {
 
   /// The end of an epoch in the middle of a window of `minimize(closure)`: updates with the parts
   /// that are there, rightly weighted, or forgets them (gradient_merge_configs.drop_last). Empty
-  /// when no window is open. All ranks call it.
+  /// when no window is open. With local SGD, waits for the ranks that have more batches, and leaves
+  /// all with the average. All ranks call it.
   std::optional<UpdateReport> end_epoch();
+
+  /// With local SGD, averages now, exactly; all ranks call it. Nothing to do otherwise.
+  void sync();
 
   /// The precision in which `minimize` runs its closures, for an evaluation; nothing without amp.
   ///
@@ -110,6 +122,8 @@ class DistributedOptimizer {
   const DistributedStrategy& strategy() const;
   const ParameterArena& arena() const;
   const optim::Optimizer& optimizer() const;
+  /// Null when it is off, or alone.
+  LocalSgd* local_sgd();
 
  private:
   using SliceLoss = std::function<Loss(int64_t begin, int64_t end)>;
@@ -130,6 +144,7 @@ class DistributedOptimizer {
   bool run_one(const Part& part, UpdateReport& report);
   bool run_all(int64_t samples, const SliceLoss& loss, bool can_slice, UpdateReport& report);
   void update(UpdateReport& report);
+  void step(const ReducedHead& reduced, UpdateReport& report);
 
   struct State;
   std::unique_ptr<State> state_;

@@ -4,6 +4,7 @@
 #include "fleet/core/options_json.h"
 #include "fleet/optim/lamb.h"
 #include "fleet/optim/lars.h"
+#include "fleet/train/local_sgd_options.h"
 #include "fleet/train/strategy_overview.h"
 
 namespace fleet {
@@ -74,6 +75,41 @@ std::vector<AbsentField> absent_from_paddle() {
       {"qat_configs", elsewhere},
       {"adam_d2sum", elsewhere},
   };
+}
+
+// What both kinds of local SGD have.
+template <typename Configs>
+FieldList with_averaging(std::vector<Field> fields) {
+  fields.push_back(field<&Configs::outer>("outer", "what is made of an average")
+                       .one_of(outer_rule_names())
+                       .beyond_guide());
+  fields.push_back(field<&Configs::outer_lr>("outer_lr", "rate of slow_momentum and nesterov")
+                       .above(0)
+                       .beyond_guide());
+  fields.push_back(
+      field<&Configs::outer_momentum>("outer_momentum", "momentum of slow_momentum and nesterov")
+          .at_least(0)
+          .below(1)
+          .beyond_guide());
+  fields.push_back(field<&Configs::optimizer_state>(
+                       "optimizer_state", "what an average does to the optimizer's momentum")
+                       .one_of(state_at_sync_names())
+                       .beyond_guide());
+  fields.push_back(
+      field<&Configs::delayed>("delayed", "average behind the next updates, one interval late")
+          .beyond_guide());
+  return {.area = kArea, .fields = std::move(fields)};
+}
+
+// From the configs of one kind of local SGD to those of the other.
+template <typename To, typename From>
+void copy_averaging(const From& from, To& to) {
+  to.begin_step = from.begin_step;
+  to.outer = from.outer;
+  to.outer_lr = from.outer_lr;
+  to.outer_momentum = from.outer_momentum;
+  to.optimizer_state = from.optimizer_state;
+  to.delayed = from.delayed;
 }
 
 }  // namespace
@@ -155,30 +191,36 @@ const FieldList& fields_of(const RecomputeConfigs*) {
 }
 
 const FieldList& fields_of(const LocalSgdConfigs*) {
-  static const FieldList list{
-      .area = kArea,
-      .fields = {
-          field<&LocalSgdConfigs::k_steps>("k_steps", "updates between two averages")
-              .at_least(1)
-              .in_unit("updates"),
-          field<&LocalSgdConfigs::begin_step>("begin_step",
-                                              "synchronous training before this update")
-              .at_least(1),
-      }};
+  static const FieldList list = with_averaging<LocalSgdConfigs>({
+      field<&LocalSgdConfigs::k_steps>("k_steps", "updates between two averages")
+          .at_least(1)
+          .in_unit("updates"),
+      field<&LocalSgdConfigs::begin_step>("begin_step", "synchronous training before this update")
+          .at_least(1),
+  });
   return list;
 }
 
 const FieldList& fields_of(const AdaptiveLocalSgdConfigs*) {
-  static const FieldList list{.area = kArea,
-                              .fields = {
-                                  field<&AdaptiveLocalSgdConfigs::init_k_steps>(
-                                      "init_k_steps", "updates before the first average")
-                                      .at_least(1)
-                                      .in_unit("updates"),
-                                  field<&AdaptiveLocalSgdConfigs::begin_step>(
-                                      "begin_step", "synchronous training before this update")
-                                      .at_least(1),
-                              }};
+  using C = AdaptiveLocalSgdConfigs;
+  static const FieldList list = with_averaging<C>({
+      field<&C::init_k_steps>("init_k_steps", "updates before the first average")
+          .at_least(1)
+          .in_unit("updates"),
+      field<&C::begin_step>("begin_step", "synchronous training before this update").at_least(1),
+      field<&C::max_k_steps>("max_k_steps", "the interval does not grow beyond")
+          .at_least(1)
+          .in_unit("updates")
+          .beyond_guide(),
+      field<&C::formula>("formula", "whose formula chooses the interval")
+          .one_of(interval_formula_names())
+          .beyond_guide(),
+      field<&C::loss_smoothing>("loss_smoothing",
+                                "share of the smoothed loss that an update leaves as it is")
+          .at_least(0)
+          .below(1)
+          .beyond_guide(),
+  });
   return list;
 }
 
@@ -323,8 +365,8 @@ ResolvedStrategy DistributedStrategy::resolved() const {
     strategy.localsgd = false;
     strategy.localsgd_configs = {};
     strategy.adaptive_localsgd = true;
-    strategy.adaptive_localsgd_configs = {.init_k_steps = localsgd_configs.k_steps,
-                                          .begin_step = localsgd_configs.begin_step};
+    strategy.adaptive_localsgd_configs.init_k_steps = localsgd_configs.k_steps;
+    copy_averaging(localsgd_configs, strategy.adaptive_localsgd_configs);
     result.notes.push_back(
         format("auto with localsgd is adaptive_localsgd with init_k_steps = {} and begin_step = {}",
                localsgd_configs.k_steps, localsgd_configs.begin_step));

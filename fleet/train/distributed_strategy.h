@@ -45,12 +45,27 @@ struct LocalSgdConfigs {
   int k_steps = 1;
   int begin_step = 1;
 
+  std::string outer = "average";
+  double outer_lr = 1;
+  double outer_momentum = 0.5;
+  std::string optimizer_state = "local";
+  bool delayed = false;
+
   bool operator==(const LocalSgdConfigs&) const = default;
 };
 
 struct AdaptiveLocalSgdConfigs {
   int init_k_steps = 1;
   int begin_step = 1;
+
+  int max_k_steps = 16;
+  std::string formula = "adacomm";
+  double loss_smoothing = 0.9;
+  std::string outer = "average";
+  double outer_lr = 1;
+  double outer_momentum = 0.5;
+  std::string optimizer_state = "local";
+  bool delayed = false;
 
   bool operator==(const AdaptiveLocalSgdConfigs&) const = default;
 };

@@ -12,17 +12,6 @@
 namespace fleet {
 namespace {
 
-// Not yet here: whoever brings a strategy deletes its row.
-struct NotYetHere {
-  bool DistributedStrategy::*is_on;
-  std::string_view name;
-  std::string_view arrives_with;
-};
-constexpr NotYetHere kNotYetHere[] = {
-    {&DistributedStrategy::localsgd, "localsgd", "local SGD"},
-    {&DistributedStrategy::adaptive_localsgd, "adaptive_localsgd", "local SGD"},
-};
-
 class Check {
  public:
   Check(const DistributedStrategy& asked, const CheckContext& context)
@@ -41,12 +30,6 @@ class Check {
     local_sgd();
     communication();
     unused_configs();
-    for (const auto& row : kNotYetHere) {
-      if (strategy_.*row.is_on) {
-        problem(format("{} is not in this version of Fleet yet: it arrives with {}", row.name,
-                       row.arrives_with));
-      }
-    }
   }
 
   std::vector<std::string> problems;
@@ -186,11 +169,29 @@ class Check {
     }
     if (!strategy_.localsgd && !strategy_.adaptive_localsgd) return;
 
-    const std::string_view name = strategy_.localsgd ? "localsgd" : "adaptive_localsgd";
-    const int begin_step = strategy_.localsgd ? strategy_.localsgd_configs.begin_step
-                                              : strategy_.adaptive_localsgd_configs.begin_step;
+    if (strategy_.localsgd) {
+      averaging("localsgd", strategy_.localsgd_configs);
+      if (strategy_.localsgd_configs.k_steps == 1) {
+        remark(
+            "localsgd with k_steps = 1 averages after every update: the traffic of plain training, "
+            "which would hide it behind backward");
+      }
+    } else {
+      const auto& configs = strategy_.adaptive_localsgd_configs;
+      averaging("adaptive_localsgd", configs);
+      if (configs.init_k_steps > configs.max_k_steps) {
+        problem(
+            format("adaptive_localsgd_configs: the first interval, init_k_steps = {}, is longer "
+                   "than max_k_steps = {} allows; raise max_k_steps",
+                   configs.init_k_steps, configs.max_k_steps));
+      }
+    }
+  }
+
+  template <typename Configs>
+  void averaging(std::string_view name, const Configs& configs) {
     // Before begin_step training is synchronous: there fp16_allreduce has gradients to send.
-    if (strategy_.fp16_allreduce && begin_step <= 1) {
+    if (strategy_.fp16_allreduce && configs.begin_step <= 1) {
       problem(
           format("fp16_allreduce is about gradients, and {} with begin_step = 1 never sends any "
                  "(parameters, which it averages, would not survive fp16); switch "
@@ -203,6 +204,31 @@ class Check {
                  "{} ranks hold different weights and must not wait for each other; switch "
                  "sync_batch_norm off: statistics are averaged with the parameters",
                  name));
+    }
+    const Configs defaults;
+    if (configs.outer == defaults.outer && (configs.outer_lr != defaults.outer_lr ||
+                                            configs.outer_momentum != defaults.outer_momentum)) {
+      problem(
+          format("{}_configs: outer_lr and outer_momentum are for outer = slow_momentum or "
+                 "nesterov, and outer is average, which has neither; choose one, or leave them out",
+                 name));
+    }
+    if (configs.delayed && configs.optimizer_state == "average") {
+      problem(
+          format("{}_configs: with delayed, an average arrives one interval late, and "
+                 "optimizer_state = average would undo what the state has learned since; keep it "
+                 "local",
+                 name));
+    }
+    const auto& optimizer = context_.optimizer_name;
+    if (configs.optimizer_state == "reset" && optimizer.starts_with("Adam")) {
+      problem(
+          format("{}_configs: optimizer_state = reset forgets the squares that {} divides by, and "
+                 "the updates after it would be several times too large; keep it local, or average",
+                 name, optimizer));
+    }
+    if (configs.optimizer_state != defaults.optimizer_state && optimizer == "SGD") {
+      remark(format("{}_configs.optimizer_state has no effect: SGD has no state", name));
     }
     if (context_.world_size == 1) {
       remark(format("{} has nothing to average on one rank: this is plain training", name));

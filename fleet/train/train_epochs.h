@@ -13,7 +13,7 @@ namespace fleet {
 ///   train_epochs(
 ///       config.epochs, log, [&](int64_t epoch) { return loader.epoch(epoch); },
 ///       [&](const Batch& batch) { log.step(optimizer.minimize(batch, loss)); },
-///       [&](int64_t epoch) { test_after(epoch); });
+///       [&](int64_t epoch) { optimizer.end_epoch(); test_after(epoch); });
 template <typename Batches, typename Update, typename Test>
 void train_epochs(int64_t epochs, TrainingLog& log, Batches&& batches, Update&& update,
                   Test&& test) {

@@ -66,6 +66,17 @@ TEST_P(CommunicatorTest, RunsSeveralAtOnceInOrder) {
   });
 }
 
+TEST_P(CommunicatorTest, DuplicatesOfOneNameAreGroupsOfTheirOwn) {
+  run_ranks(GetParam(), [](const testing::Comm& comm) {
+    const auto first = comm->duplicate("twice");
+    const auto second = comm->duplicate("twice");
+    auto sum = torch::ones({1});
+    second->all_reduce(sum, ReduceOp::kSum, "the second");
+    first->all_reduce(sum, ReduceOp::kSum, "the first");
+    EXPECT_EQ(sum.item<float>(), static_cast<float>(comm->size() * comm->size()));
+  });
+}
+
 TEST_P(CommunicatorTest, ADuplicateDoesNotMixWithItsOriginal) {
   run_ranks(GetParam(), [](const testing::Comm& comm) {
     const auto other = comm->duplicate("other");

@@ -109,6 +109,16 @@ TEST(ParameterArenaTest, SharedTensorsHaveOnePlaceAndAllTheirNames) {
   EXPECT_EQ(arena.spans()[0].aliases, std::vector<std::string>{"1.weight"});
 }
 
+TEST(ParameterArenaTest, ValuesWrittenFromOutsideReachTheModelAndItsVersions) {
+  torch::nn::Linear net(3, 3);
+  ParameterArena arena(net, {.working_dtype = torch::kBFloat16});
+  const auto version = net->weight._version();
+  arena.groups()[0].values.fill_(0.5);
+  arena.values_written();
+  EXPECT_TRUE(torch::equal(net->weight, torch::full({3, 3}, 0.5, torch::kBFloat16)));
+  EXPECT_GT(net->weight._version(), version);
+}
+
 TEST(ParameterArenaTest, TakesSparseGradients) {
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 4).sparse(true));
   ParameterArena arena(table);

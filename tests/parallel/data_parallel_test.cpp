@@ -126,6 +126,27 @@ TEST(DataParallelTest, CountsAParameterUsedOnOneRankOnlyAsZeroElsewhere) {
   });
 }
 
+TEST(DataParallelTest, AloneItSendsNothingAndKnowsItsOwnGradients) {
+  run_ranks(2, [](const testing::Comm& comm) {
+    Net net(7);
+    ParameterArena arena(net);
+    DataParallel parallel(arena, comm, {});
+    parallel.broadcast(net);
+    Net expected(7);
+    expected->forward(sample(comm->rank()), true).backward();
+    parallel.set_alone(true);
+    if (comm->rank() == 1) return;  // rank 0 does not wait for it
+    arena.begin_window();
+    parallel.listen(/*weight=*/5, /*loss=*/2);
+    net->forward(sample(comm->rank()), true).backward();
+    const auto head = parallel.wait();
+    EXPECT_EQ(head.ranks, 1);
+    EXPECT_EQ(head.weight, 5);
+    EXPECT_EQ(head.loss, 2);
+    EXPECT_TRUE(torch::equal(net->second->weight.grad(), expected->second->weight.grad()));
+  });
+}
+
 TEST(DataParallelTest, NamesParametersThatNoRankUses) {
   std::mutex mutex;
   std::vector<std::string> errors;

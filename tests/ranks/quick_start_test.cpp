@@ -134,11 +134,17 @@ TEST_F(QuickStartTest, AllMistakesOfAStrategyFileAtOnce) {
   EXPECT_TRUE(says(error_in(training.output()), "strategy.json", "amp", "'recompute'", "-1"));
 }
 
-TEST_F(QuickStartTest, SwitchThatIsNotThereYetSaysSo) {
-  write_data(20, 20);
-  Started training(program({"--localsgd"}));
-  EXPECT_EQ(training.wait(), 1) << training.output();
-  EXPECT_TRUE(says(error_in(training.output()), "localsgd is not in this version of Fleet yet"));
+TEST_F(QuickStartTest, LocalSgdIsAFlagAway) {
+  write_data(600, 100);
+  Launched training(
+      on_ranks(2, {"--epochs=1", "--batch_size=10", "--localsgd", "--localsgd_configs.k_steps=4"}));
+  ASSERT_EQ(training.wait(std::chrono::seconds(60)), 0) << training.output();
+  const auto text = training.output();
+  EXPECT_TRUE(says(text, "localsgd=True <-> localsgd_configs"));
+  const auto at = text.find("top-1 ");
+  ASSERT_NE(at, text.npos);
+  EXPECT_GT(std::stod(text.substr(at + 6)), 60);
+  EXPECT_EQ(text.find("in no average"), text.npos) << text;
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ TEST(DistributedStrategyTest, EveryFieldIsInTheListAndCountsForEquality) {
     EXPECT_NE(changed, plain) << view.path;
     EXPECT_NE(changed.to_json().find(std::string(view.field->name)), std::string::npos);
   }
-  EXPECT_EQ(fields, 48u) << "a field was added or taken away: change this number on purpose";
+  EXPECT_EQ(fields, 61u) << "a field was added or taken away: change this number on purpose";
 }
 
 TEST(DistributedStrategyTest, SaveAndLoadGiveAnEqualStrategy) {
@@ -173,12 +173,25 @@ TEST(DistributedStrategyTest, NoFieldIsBothHereAndAbsent) {
 }
 
 TEST(DistributedStrategyTest, AutoWithLocalSgdIsAdaptive) {
-  const DistributedStrategy asked{
-      .localsgd = true, .localsgd_configs = {.k_steps = 4, .begin_step = 30}, .auto_ = true};
+  const DistributedStrategy asked{.localsgd = true,
+                                  .localsgd_configs = {.k_steps = 4,
+                                                       .begin_step = 30,
+                                                       .outer = "nesterov",
+                                                       .outer_lr = 0.7,
+                                                       .outer_momentum = 0.9,
+                                                       .optimizer_state = "average",
+                                                       .delayed = true},
+                                  .auto_ = true};
   const auto [strategy, notes] = asked.resolved();
-  EXPECT_EQ(strategy, (DistributedStrategy{
-                          .adaptive_localsgd = true,
-                          .adaptive_localsgd_configs = {.init_k_steps = 4, .begin_step = 30}}));
+  EXPECT_EQ(strategy,
+            (DistributedStrategy{.adaptive_localsgd = true,
+                                 .adaptive_localsgd_configs = {.init_k_steps = 4,
+                                                               .begin_step = 30,
+                                                               .outer = "nesterov",
+                                                               .outer_lr = 0.7,
+                                                               .outer_momentum = 0.9,
+                                                               .optimizer_state = "average",
+                                                               .delayed = true}}));
   EXPECT_EQ(notes, std::vector<std::string>{"auto with localsgd is adaptive_localsgd with "
                                             "init_k_steps = 4 and begin_step = 30"});
   EXPECT_TRUE(strategy.resolved().notes.empty());

@@ -1,0 +1,279 @@
+#include "fleet/parallel/local_sgd.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+
+namespace fleet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What a rank tells of its window; its counters follow.
+enum RowSlot { kStep, kSteps, kWeight, kLossSum, kLr, kUpdates, kEnded, kRowSlots };
+
+void check(const LocalSgdOptions& options) {
+  if (options.k_steps < 1 || options.begin_step < 1) {
+    throw Error("local_sgd",
+                format("k_steps is {} and begin_step is {}", options.k_steps, options.begin_step),
+                "both count updates, from 1");
+  }
+  if (options.delayed && options.optimizer_state == StateAtSync::kAverage) {
+    throw Error("local_sgd",
+                "a delayed average of the optimizer's state would undo what it has learned since",
+                "keep the state local, or do not delay");
+  }
+}
+
+}  // namespace
+
+LocalSgd::LocalSgd(ParameterArena& arena, const ModelHandle& model,
+                   std::shared_ptr<comm::Communicator> comm, const LocalSgdOptions& options,
+                   std::vector<torch::Tensor> optimizer_state)
+    : arena_(arena),
+      comm_(std::move(comm)),
+      options_(options),
+      optimizer_state_(std::move(optimizer_state)),
+      buffers_(model),
+      outer_(arena, options.outer) {
+  check(options_);
+  // What runs behind training must not meet other calls.
+  if (options_.delayed) comm_ = comm_->duplicate("local_sgd");
+  if (options_.adaptive) interval_.emplace(*options_.adaptive);
+  anchor_ = arena_.make_state();
+  change_ = arena_.make_state();
+  if (options_.delayed) sent_ = arena_.make_state();
+  head_ =
+      torch::zeros({comm_->size() * (kRowSlots + buffers_.counter_count()) + buffers_.sum_count()},
+                   torch::kDouble);
+  before_step();
+}
+
+LocalSgd::~LocalSgd() {
+  if (unsynced_steps() == 0 || comm_->size() == 1 || std::uncaught_exceptions() > 0) return;
+  log::warn_here("local_sgd",
+                 format("the last {} updates of this rank are in no average: call end_epoch() on "
+                        "all ranks before the model is evaluated, saved or given up",
+                        unsynced_steps()));
+}
+
+void LocalSgd::before_step() {
+  const torch::NoGradGuard no_grad;
+  if (window_.steps > 0 || !pending_.empty()) return;
+  for (size_t g = 0; g < anchor_.size(); ++g) anchor_[g].copy_(arena_.groups()[g].values);
+}
+
+SyncReport LocalSgd::after_step(const LocalStep& step) {
+  const bool is_local = this->is_local();
+  ++step_;
+  if (!is_local) {  // what the ranks know is the same already
+    if (interval_) interval_->observe({.loss = step.loss, .lr = step.lr});
+    return {};
+  }
+  ++window_.steps;
+  if (step.weight > 0) {
+    window_.weight += step.weight;
+    window_.loss_sum += step.weight * step.loss;
+  }
+  window_.lr = step.lr;
+  window_.updates = step.updates;
+  if (window_.steps < k_steps()) return {};
+  if (!options_.delayed) return exchange(Ending::kGoesOn);
+  SyncReport report;
+  if (!pending_.empty()) report = receive(Arrival::kDelayed);
+  send(Ending::kGoesOn);
+  return report;
+}
+
+// What all ranks have in common must be so before an exact exchange.
+void LocalSgd::close_window() {
+  if (pending_.empty()) {
+    before_step();
+  } else {
+    receive(Arrival::kDelayed);
+  }
+}
+
+SyncReport LocalSgd::sync() {
+  close_window();
+  return exchange(Ending::kGoesOn);
+}
+
+SyncReport LocalSgd::end_epoch() {
+  close_window();
+  SyncReport report;
+  while (!report.all_ended) {
+    const auto next = exchange(Ending::kEpochEnds);
+    report = {.synced = true,
+              .loss = next.weight > 0 ? next.loss : report.loss,
+              .weight = next.weight > 0 ? next.weight : report.weight,
+              .updates = next.updates,
+              .all_ended = next.all_ended,
+              .seconds = report.seconds + next.seconds};
+  }
+  return report;
+}
+
+SyncReport LocalSgd::exchange(Ending ending) {
+  const auto begin = Clock::now();
+  send(ending);
+  auto report = receive(Arrival::kExact);
+  report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  return report;
+}
+
+void LocalSgd::send(Ending ending) {
+  const torch::NoGradGuard no_grad;
+  for (size_t g = 0; g < change_.size(); ++g) {
+    const auto& values = arena_.groups()[g].values;
+    if (window_.weight > 0) {
+      torch::sub_out(change_[g], values, anchor_[g]);
+      change_[g].mul_(window_.weight);
+    } else {
+      change_[g].zero_();
+    }
+    if (options_.delayed) sent_[g].copy_(values);
+  }
+  head_.zero_();
+  const int64_t row_length = kRowSlots + buffers_.counter_count();
+  const auto row = head_.narrow(0, comm_->rank() * row_length, row_length);
+  auto* const slots = row.data_ptr<double>();
+  slots[kStep] = static_cast<double>(step_);
+  slots[kSteps] = static_cast<double>(window_.steps);
+  slots[kWeight] = window_.weight;
+  slots[kLossSum] = window_.loss_sum;
+  slots[kLr] = window_.lr;
+  slots[kUpdates] = static_cast<double>(window_.updates);
+  slots[kEnded] = ending == Ending::kEpochEnds ? 1 : 0;
+  buffers_.write(window_.weight, head_.narrow(0, comm_->size() * row_length, buffers_.sum_count()),
+                 row.narrow(0, kRowSlots, buffers_.counter_count()));
+
+  pending_.push_back(comm_->all_reduce_async(head_, comm::ReduceOp::kSum, "local SGD's window"));
+  for (const auto& change : change_) {
+    pending_.push_back(
+        comm_->all_reduce_async(change, comm::ReduceOp::kSum, "the ranks' changes of parameters"));
+  }
+  if (options_.optimizer_state == StateAtSync::kAverage) {
+    sent_state_.clear();
+    for (const auto& state : optimizer_state_) {
+      sent_state_.push_back(state * window_.weight);
+      pending_.push_back(comm_->all_reduce_async(sent_state_.back(), comm::ReduceOp::kSum,
+                                                 "the ranks' optimizer state"));
+    }
+  }
+  sent_steps_ = window_.steps;
+  window_ = {.updates = window_.updates};
+}
+
+SyncReport LocalSgd::receive(Arrival arrival) {
+  const torch::NoGradGuard no_grad;
+  const auto begin = Clock::now();
+  for (auto& pending : pending_) pending.wait();
+  pending_.clear();
+  sent_steps_ = 0;
+
+  const int64_t row_length = kRowSlots + buffers_.counter_count();
+  const auto rows = head_.narrow(0, 0, comm_->size() * row_length).view({-1, row_length});
+  const auto sum_of = [&](RowSlot slot) { return rows.select(1, slot).sum().item<double>(); };
+  const auto most_of = [&](RowSlot slot) { return rows.select(1, slot).max().item<double>(); };
+  const Window all{.steps = static_cast<int64_t>(most_of(kSteps)),
+                   .weight = sum_of(kWeight),
+                   .loss_sum = sum_of(kLossSum),
+                   .lr = most_of(kLr),
+                   .updates = static_cast<int64_t>(most_of(kUpdates))};
+  SyncReport report{.synced = true,
+                    .loss = all.weight > 0 ? all.loss_sum / all.weight : 0,
+                    .weight = all.weight,
+                    .updates = all.updates,
+                    .all_ended = rows.select(1, kEnded).min().item<double>() > 0};
+  step_ = std::max(step_, static_cast<int64_t>(most_of(kStep)));
+  if (all.weight > 0) {
+    for (const auto& change : change_) change.div_(all.weight);
+    outer_.step(anchor_, change_, all.lr);
+    for (size_t g = 0; g < anchor_.size(); ++g) {  // what parameters of low precision can hold
+      const auto dtype = arena_.groups()[g].values.scalar_type();
+      if (dtype != anchor_[g].scalar_type()) anchor_[g].copy_(anchor_[g].to(dtype));
+    }
+    buffers_.read(head_.narrow(0, comm_->size() * row_length, buffers_.sum_count()) / all.weight,
+                  std::get<0>(rows.narrow(1, kRowSlots, buffers_.counter_count()).max(0)));
+    settle_optimizer_state(all.weight);
+    choose_interval(all);
+  }
+  if (all.steps > 0 || is_corrected_) give_values(arrival);
+  report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  return report;
+}
+
+void LocalSgd::give_values(Arrival arrival) {
+  for (size_t g = 0; g < anchor_.size(); ++g) {
+    const auto& values = arena_.groups()[g].values;
+    if (arrival == Arrival::kExact) {
+      values.copy_(anchor_[g]);
+    } else {
+      values.add_(torch::sub_out(change_[g], anchor_[g], sent_[g]));
+    }
+  }
+  arena_.values_written();
+  is_corrected_ = arrival == Arrival::kDelayed;
+  if (arrival == Arrival::kExact) buffers_.apply();
+}
+
+void LocalSgd::settle_optimizer_state(double weight) {
+  for (size_t i = 0; i < optimizer_state_.size(); ++i) {
+    if (options_.optimizer_state == StateAtSync::kAverage) {
+      optimizer_state_[i].copy_(sent_state_[i].div_(weight));
+    } else if (options_.optimizer_state == StateAtSync::kReset) {
+      optimizer_state_[i].zero_();
+    }
+  }
+}
+
+void LocalSgd::choose_interval(const Window& window) {
+  if (!interval_) return;
+  const int before = interval_->k_steps();
+  interval_->observe(
+      {.loss = window.loss_sum / window.weight, .updates = window.steps, .lr = window.lr});
+  const int now = interval_->choose();
+  if (now != before) {
+    log::info("local_sgd", format("update {}: averages every {} updates from here on, so far {}",
+                                  window.updates, now, before));
+  }
+}
+
+LocalSgd::State LocalSgd::state() const {
+  if (!pending_.empty()) {
+    throw Error("local_sgd", "a delayed average is under way, and its outcome is not known yet",
+                "call sync() on all ranks before a snapshot");
+  }
+  return {.step = step_,
+          .window_steps = window_.steps,
+          .window_weight = window_.weight,
+          .window_loss_sum = window_.loss_sum,
+          .interval = interval_ ? interval_->state() : AdaptiveInterval::State{},
+          .anchor = anchor_,
+          .velocity = outer_.velocity(),
+          .buffers = buffers_.common()};
+}
+
+void LocalSgd::set_state(const State& state) {
+  const torch::NoGradGuard no_grad;
+  FLEET_ASSERT(pending_.empty(), "set_state() while an average is under way");
+  step_ = state.step;
+  window_ = {.steps = state.window_steps,
+             .weight = state.window_weight,
+             .loss_sum = state.window_loss_sum};
+  if (interval_) interval_->set_state(state.interval);
+  const auto copy = [](const std::vector<torch::Tensor>& from,
+                       const std::vector<torch::Tensor>& to) {
+    FLEET_ASSERT(from.size() == to.size(), "the state of another model");
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  };
+  copy(state.anchor, anchor_);
+  copy(state.velocity, outer_.velocity());
+  buffers_.set_common(state.buffers);
+}
+
+}  // namespace fleet
