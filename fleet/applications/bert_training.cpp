@@ -27,8 +27,8 @@ MaskedText load(const BertDataOptions& own, const TrainConfig& config, Phase pha
                                   .in_tokens = own.in_tokens,
                                   .seed = config.seed,
                                   .shuffle = is_train,
-                                  .rank = worker_index(),
-                                  .world_size = worker_num()};
+                                  .rank = world()->rank(),
+                                  .world_size = world()->size()};
   if (own.data != "synthetic") return load_digital_dataset_from_file(options);
   return synthetic_text(kSyntheticVocabulary,
                         is_train ? SampleRange{.count = own.samples}

@@ -20,8 +20,8 @@ LoaderOptions loader_options(const TrainConfig& config, Phase phase) {
   return {.batch_size = config.batch_size,
           .seed = config.seed,
           .shuffle = phase == Phase::kTrain,
-          .rank = worker_index(),
-          .world_size = worker_num()};
+          .rank = world()->rank(),
+          .world_size = world()->size()};
 }
 
 DataLoader synthetic(const ImageDataOptions& options, const TrainConfig& config, Phase phase) {
@@ -58,8 +58,8 @@ DataLoader files(const ImageDataOptions& options, const TrainConfig& config, Pha
                                   .image_size = options.image_size,
                                   .seed = config.seed,
                                   .num_classes = options.classes,
-                                  .rank = worker_index(),
-                                  .world_size = worker_num()});
+                                  .rank = world()->rank(),
+                                  .world_size = world()->size()});
 }
 
 }  // namespace

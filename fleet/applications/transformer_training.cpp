@@ -23,8 +23,8 @@ using Pairs = std::shared_ptr<const Dataset>;
 TransformerData share_out(const Pairs& train, const Pairs& test, const TrainConfig& config) {
   LoaderOptions options{.batch_size = config.batch_size,
                         .seed = config.seed,
-                        .rank = worker_index(),
-                        .world_size = worker_num()};
+                        .rank = world()->rank(),
+                        .world_size = world()->size()};
   DataLoader training(train, options);
   options.shuffle = false;
   return {.train = std::move(training), .test = DataLoader(test, options)};

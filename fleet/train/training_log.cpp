@@ -26,8 +26,9 @@ void TrainingLog::step(const UpdateReport& report) {
 
 void TrainingLog::step(const UpdateReport& report, WeightedMean& acc1, WeightedMean& acc5) {
   if (is_due()) {
-    all_reduce_sum(acc1.sums());
-    all_reduce_sum(acc5.sums());
+    for (auto* mean : {&acc1, &acc5}) {
+      world()->all_reduce(mean->sums(), comm::ReduceOp::kSum, "the accuracy of a batch");
+    }
     log::plain(batch_line({.epoch = epoch_,
                            .batch = batch_,
                            .loss = report.loss,
