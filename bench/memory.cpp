@@ -13,6 +13,7 @@
 #include "fleet/core/log.h"
 #include "fleet/data/bert_batch.h"
 #include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/meta_profile.h"
 #include "fleet/memory/planner.h"
 #include "fleet/memory/policies.h"
 
@@ -28,6 +29,7 @@ using memory::TapePolicy;
 using memory::TapeScope;
 
 constexpr double kMiB = 1024.0 * 1024.0;
+constexpr int kRounds = 4;
 
 memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
@@ -39,16 +41,20 @@ struct Net {
 };
 
 // BERT-large's 24 blocks, narrower.
-Net bert(int64_t length) {
+applications::BertOptions narrow_bert() {
   applications::BertOptions options;
   options.vocab = 1000;
   options.hidden = 256;
   options.heads = 4;
   options.intermediate = 1024;
   options.layers = 24;
+  return options;
+}
+
+Net bert(const applications::BertOptions& options, int64_t length) {
   applications::Bert model(options);
   auto batches = std::make_shared<std::map<int64_t, BertBatch>>();
-  return {.name = format("BERT 24 x 256, seq {}", length),
+  return {.name = format("BERT {} x {}, seq {}", options.layers, options.hidden, length),
           .loss =
               [=](int64_t samples) mutable {
                 auto& batch = (*batches)[samples];
@@ -84,7 +90,15 @@ struct Step {
 
 using MakePolicy = std::function<std::unique_ptr<TapePolicy>()>;
 
-Step run(const Net& net, int64_t samples, const MakePolicy& policy,
+// How a step is run.
+struct Way {
+  std::string name;
+  MakePolicy policy = nullptr;  // null: plain
+  const memory::Offload* offload = nullptr;
+  std::shared_ptr<const Plan> plan = nullptr;
+};
+
+Step run(const Net& net, int64_t samples, const Way& way,
          const std::shared_ptr<memory::Profiler>& profiler = nullptr) {
   for (const auto& parameter : net.parameters) parameter.mutable_grad().zero_();
   counter().reset_peaks();
@@ -92,9 +106,9 @@ Step run(const Net& net, int64_t samples, const MakePolicy& policy,
   const auto begin = std::chrono::steady_clock::now();
   {
     torch::Tensor loss;
-    if (policy) {
-      const auto made = policy();
-      TapeScope scope(*made, profiler);
+    if (way.policy) {
+      const auto policy = way.policy();
+      TapeScope scope(*policy, profiler, way.offload);
       loss = net.loss(samples);
     } else {
       loss = net.loss(samples);
@@ -107,19 +121,34 @@ Step run(const Net& net, int64_t samples, const MakePolicy& policy,
 }
 
 StepProfile profile_of(const Net& net, int64_t samples) {
-  const auto lean = [] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2); };
+  const Way lean{.policy = [] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2); }};
   run(net, samples, lean);  // warms up
   const auto profiler = std::make_shared<memory::Profiler>(counter());
   run(net, samples, lean, profiler);
   return profiler->finish();
 }
 
-MakePolicy named(std::vector<std::string> names) {
-  return [names = std::move(names)] { return std::make_unique<memory::NamedCuts>(names); };
+Way named(std::string way, std::vector<std::string> names) {
+  return {std::move(way),
+          [names = std::move(names)] { return std::make_unique<memory::NamedCuts>(names); }};
 }
 
-MakePolicy planned(std::shared_ptr<const Plan> plan) {
-  return [plan = std::move(plan)] { return std::make_unique<memory::PlannedPolicy>(plan); };
+// A file beside, how fast it is, and whether plans may use it.
+struct Disk {
+  memory::Offload offload{std::make_shared<memory::OffloadFile>()};
+  memory::OffloadFile::Speed speed = offload.file->measure();
+
+  Disk() { offload.max_queued = 0; }
+};
+
+std::optional<Way> planned(std::string name, const StepProfile& profile, int64_t budget,
+                           const Disk* disk = nullptr) {
+  auto made = memory::make_plan(
+      profile, {.budget = budget, .disk = disk ? disk->speed : memory::OffloadFile::Speed{}});
+  if (!made) return std::nullopt;
+  const auto plan = std::make_shared<const Plan>(std::move(*made));
+  return Way{std::move(name), [plan] { return std::make_unique<memory::PlannedPolicy>(plan); },
+             disk ? &disk->offload : nullptr, plan};
 }
 
 // Every n-th name, about sqrt(all) of them.
@@ -130,158 +159,161 @@ std::vector<std::string> square_root(const std::vector<std::string>& names) {
   return few;
 }
 
-struct Way {
-  std::string name;
-  MakePolicy policy;
-  int64_t predicted = 0;  // above the base; 0: nobody did
-};
+double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
+
+// With parameters and all, as a user would count.
+Row predicted_row(const std::string& name, const Way& way, int64_t base, int64_t peak) {
+  const double predicted = mib(way.plan->predicted_peak), measured = mib(base + peak);
+  return {name + ", predicted peak", predicted, "MiB", "counted", measured,
+          predicted / measured,      ""};
+}
 
 // What memory costs in time, at one batch: each way in turn with plain.
-void trade_off(const Net& net, int64_t samples, std::vector<Row>& rows) {
-  const auto plain = run(net, samples, nullptr);
+void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Row>& rows) {
+  const auto plain = run(net, samples, {});
   const auto profile = profile_of(net, samples);
-  const auto block_peak = run(net, samples, named(net.checkpoints)).peak;
+  const auto blocks = named("every block", net.checkpoints);
+  const auto block_peak = run(net, samples, blocks).peak;
   std::vector<Way> ways{
+      {"plain"},
       {"tape on, everything kept", [] { return std::make_unique<memory::KeepAll>(); }},
-      {"every block", named(net.checkpoints)},
-      {"sqrt(n) segments", named(square_root(net.checkpoints))}};
+      blocks,
+      named("sqrt(n) segments", square_root(net.checkpoints))};
   const auto begin = std::chrono::steady_clock::now();
   double planning = 0;
-  const auto add_plan = [&](std::string name, int64_t peak) {
-    auto plan = memory::make_plan(profile, {.budget = profile.base + peak});
-    if (!plan) {
-      log::info("bench", format("{}: no plan for {}", net.name, byte_size_text(peak)));
-      return;
+  const auto add_plan = [&](const std::string& name, int64_t peak, const Disk* to = nullptr) {
+    if (const auto way = planned(name, profile, profile.base + peak, to)) {
+      ways.push_back(*way);
+    } else {
+      log::info("bench", format("{}, {}: no plan for {}", net.name, name, byte_size_text(peak)));
     }
-    const auto predicted = plan->predicted_peak - profile.base;
-    ways.push_back(
-        {std::move(name), planned(std::make_shared<const Plan>(std::move(*plan))), predicted});
   };
   add_plan("planned, half", plain.peak / 2);
   planning = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   add_plan("planned, a quarter", plain.peak / 4);
   add_plan("planned, a ninth", plain.peak / 9);
   add_plan("planned, at every block's memory", block_peak);
+  add_plan("planned + offload, a ninth", plain.peak / 9, &disk);
+  add_plan("planned + offload, at two thirds of every block's memory", block_peak * 2 / 3, &disk);
 
-  std::vector<std::function<void()>> steps{[&] { run(net, samples, nullptr); }};
+  std::vector<std::function<void()>> steps;
   std::vector<int64_t> peaks(ways.size(), 0);
+  std::vector<double> stalls(ways.size(), 0);
   for (size_t i = 0; i < ways.size(); ++i) {
-    steps.push_back([&, i] { peaks[i] = run(net, samples, ways[i].policy).peak; });
+    steps.push_back([&, i] {
+      const auto before = disk.offload.file->statistics().stall_seconds;
+      peaks[i] = run(net, samples, ways[i]).peak;
+      stalls[i] = disk.offload.file->statistics().stall_seconds - before;
+    });
   }
-  const auto timings = alternate(5, steps);
+  const auto timings = alternate(kRounds, steps);
   const double plain_s = timings[0].best();
   rows.push_back({net.name + ", plan made", planning, "s", "", 0, 0, ""});
-  for (size_t i = 0; i < ways.size(); ++i) {
-    const double seconds = timings[i + 1].best();
-    rows.push_back(
-        {net.name + ", " + ways[i].name, seconds * 1e3, "ms", "plain", plain_s * 1e3,
-         plain_s / seconds,
-         format("{:+.1f} % time, {:.1f}x less activation memory ({:.0f} of {:.0f} MiB){}",
-                100 * (seconds / plain_s - 1),
-                static_cast<double>(plain.peak) / static_cast<double>(peaks[i]),
-                static_cast<double>(peaks[i]) / kMiB, static_cast<double>(plain.peak) / kMiB,
-                ways[i].predicted
-                    ? format(", predicted {:.0f}", static_cast<double>(ways[i].predicted) / kMiB)
-                    : "")});
-    if (ways[i].predicted) {
-      const auto base = static_cast<double>(profile.base);
-      const auto predicted = base + static_cast<double>(ways[i].predicted);
-      const auto measured = base + static_cast<double>(peaks[i]);
-      rows.push_back({net.name + ", " + ways[i].name + ", predicted peak", predicted / kMiB, "MiB",
-                      "counted", measured / kMiB, predicted / measured, ""});
+  for (size_t i = 1; i < ways.size(); ++i) {
+    const double seconds = timings[i].best();
+    auto remark = format("{:+.1f} % time, {:.1f}x less activation memory ({:.0f} of {:.0f} MiB)",
+                         100 * (seconds / plain_s - 1), mib(plain.peak) / mib(peaks[i]),
+                         mib(peaks[i]), mib(plain.peak));
+    if (ways[i].offload) {
+      remark += format(", {:.0f} MiB sent out, {:.1f} ms waited for the disk",
+                       mib(ways[i].plan->sent_out_bytes), 1e3 * stalls[i]);
     }
+    const auto name = net.name + ", " + ways[i].name;
+    rows.push_back({name, seconds * 1e3, "ms", "plain", plain_s * 1e3, plain_s / seconds, remark});
+    if (ways[i].plan) rows.push_back(predicted_row(name, ways[i], profile.base, peaks[i]));
   }
 }
 
-// The largest batch that a way brings through a step within the budget; 0: not one sample.
-int64_t largest(const Net& net, int64_t budget, int64_t most,
-                const std::function<bool(int64_t samples)>& prepare,
-                const std::function<MakePolicy(int64_t samples)>& policy) {
-  const auto fits = [&](int64_t samples) {
-    if (!prepare(samples)) return false;
-    counter().set_budget(budget);
-    bool fits = true;
-    try {
-      run(net, samples, policy(samples));
-    } catch (const c10::OutOfMemoryError&) {
-      fits = false;
-    }
-    counter().set_budget(std::nullopt);
-    if (!fits) compat::flush_failed_backward();
-    return fits;
-  };
-  int64_t good = 0, bad = most + 1;
-  for (int64_t samples = 1; samples < bad; samples *= 2) {
-    if (fits(samples)) {
-      good = samples;
-    } else {
-      bad = samples;
-    }
+// The largest batch that a way brings through a step within the budget; 0: not one sample. Memory
+// grows evenly with the batch, or nearly so: `peak` of two batches tells where to look.
+int64_t largest(int64_t first, int64_t room, const std::function<int64_t(int64_t)>& peak,
+                const std::function<bool(int64_t)>& fits) {
+  const auto one = peak(first), two = peak(2 * first);
+  const auto slope = std::max<int64_t>((two - one) / first, 1);
+  auto samples = std::max<int64_t>(first + (room - one) / slope, 1);
+  const auto step = [&] { return std::max<int64_t>(samples / 40, 1); };
+  if (fits(samples)) {
+    while (fits(samples + step())) samples += step();
+    return samples;
   }
-  while (bad - good > std::max<int64_t>(1, good / 16)) {
-    const auto middle = (good + bad) / 2;
-    (fits(middle) ? good : bad) = middle;
+  while (samples > 0 && !fits(samples)) samples -= step();
+  return samples;
+}
+
+bool is_within(const Net& net, int64_t samples, int64_t budget, const Way& way) {
+  bool fits = true;
+  counter().set_budget(budget);
+  try {
+    run(net, samples, way);
+  } catch (const c10::OutOfMemoryError&) {
+    fits = false;
   }
-  return good;
+  counter().set_budget(std::nullopt);
+  if (!fits) compat::flush_failed_backward();
+  return fits;
 }
 
 // What the same memory brings: the largest batch and the samples per second with it.
-void equal_budget(const Net& net, int64_t plain_samples, std::vector<Row>& rows) {
-  run(net, plain_samples, nullptr);
-  const auto plain = run(net, plain_samples, nullptr);
-  const auto budget = counter().live() + plain.peak + plain.peak / 50;
-  const int64_t most = plain_samples * 40;
-  const auto always = [](int64_t) { return true; };
+void equal_budget(const Net& net, int64_t plain_samples, const Disk& disk, std::vector<Row>& rows) {
+  run(net, plain_samples, {});
+  const auto plain = run(net, plain_samples, {});
+  const auto base = counter().live();
+  const auto room = plain.peak + plain.peak / 50;
+  const auto budget = base + room;
   struct Entry {
-    std::string name;
     int64_t samples;
-    MakePolicy policy;
+    Way way;
   };
   std::vector<Entry> entries{
-      {"plain; gradient merge takes any batch in such parts", plain_samples, nullptr}};
-  const auto add_named = [&](const std::string& name, const MakePolicy& policy) {
-    const auto samples = largest(net, budget, most, always, [&](int64_t) { return policy; });
-    if (samples > 0) entries.push_back({name, samples, policy});
+      {plain_samples, {"plain; gradient merge takes any batch in such parts"}}};
+  const auto add_named = [&](const Way& way) {
+    const auto samples = largest(
+        plain_samples, room, [&](int64_t n) { return run(net, n, way).peak; },
+        [&](int64_t n) { return is_within(net, n, budget, way); });
+    if (samples > 0) entries.push_back({samples, way});
   };
-  add_named("every block", named(net.checkpoints));
-  add_named("sqrt(n) segments", named(square_root(net.checkpoints)));
-  std::shared_ptr<const Plan> plan;
-  const auto samples = largest(
-      net, budget, most,
-      [&](int64_t n) {
-        // Data of the batch, and a margin for what the profile cannot know.
-        const auto profile = profile_of(net, n);
-        auto made = memory::make_plan(profile, {.budget = budget - budget / 100});
-        plan = made ? std::make_shared<const Plan>(std::move(*made)) : nullptr;
-        return plan != nullptr;
-      },
-      [&](int64_t) { return planned(plan); });
-  if (samples > 0) {
-    const auto profile = profile_of(net, samples);
-    if (auto made = memory::make_plan(profile, {.budget = budget - budget / 100})) {
-      entries.push_back(
-          {"planned", samples, planned(std::make_shared<const Plan>(std::move(*made)))});
-    }
-  }
+  add_named(named("every block", net.checkpoints));
+  add_named(named("sqrt(n) segments", square_root(net.checkpoints)));
+  const auto add_planned = [&](const std::string& name, const Disk* to) {
+    const memory::PlanOptions options{.disk = to ? to->speed : memory::OffloadFile::Speed{}};
+    std::optional<Way> best;
+    const auto samples = largest(
+        plain_samples, room,
+        [&](int64_t n) {
+          const auto profile = profile_of(net, n);
+          return memory::least_memory(profile, options).predicted_peak - profile.base;
+        },
+        [&](int64_t n) {
+          // With a margin for what the profile cannot know.
+          auto way = planned(name, profile_of(net, n), budget - budget / 100, to);
+          if (!way || !is_within(net, n, budget, *way)) return false;
+          best = std::move(way);
+          return true;
+        });
+    if (samples > 0) entries.push_back({samples, *best});
+  };
+  add_planned("planned", nullptr);
+  add_planned("planned + offload", &disk);
+
   std::vector<std::function<void()>> steps;
   std::vector<int64_t> peaks(entries.size(), 0);
   for (size_t i = 0; i < entries.size(); ++i) {
-    steps.push_back([&, i] { peaks[i] = run(net, entries[i].samples, entries[i].policy).peak; });
+    steps.push_back([&, i] { peaks[i] = run(net, entries[i].samples, entries[i].way).peak; });
   }
   const auto timings = alternate(2, steps);
   const auto rate = [&](size_t i) {
     return static_cast<double>(entries[i].samples) / timings[i].best();
   };
   for (size_t i = 0; i < entries.size(); ++i) {
-    const auto name = net.name + format(", within {}, ", byte_size_text(budget)) + entries[i].name;
-    rows.push_back(
-        {name + ": largest micro-batch", static_cast<double>(entries[i].samples), "samples",
-         "plain", static_cast<double>(entries[0].samples),
-         static_cast<double>(entries[i].samples) / static_cast<double>(entries[0].samples),
-         format("peak {:.0f} MiB above {:.0f}", static_cast<double>(peaks[i]) / kMiB,
-                static_cast<double>(counter().live()) / kMiB)});
+    const auto& [samples, way] = entries[i];
+    const auto name = net.name + format(", within {}, ", byte_size_text(budget)) + way.name;
+    rows.push_back({name + ": largest micro-batch", static_cast<double>(samples), "samples",
+                    "plain", static_cast<double>(plain_samples),
+                    static_cast<double>(samples) / static_cast<double>(plain_samples),
+                    format("peak {:.0f} MiB above {:.0f}", mib(peaks[i]), mib(base))});
     rows.push_back(
         {name + ": speed", rate(i), "samples/s", "plain", rate(0), rate(i) / rate(0), ""});
+    if (way.plan) rows.push_back(predicted_row(name, way, base, peaks[i]));
   }
 }
 
@@ -307,6 +339,44 @@ void per_op(std::vector<Row>& rows) {
                   format("{:+.2f} us per op, everything kept", taped - plain)});
 }
 
+// Blocks of BERT-base's width, everything kept.
+void tape_on_blocks(std::vector<Row>& rows) {
+  applications::BertOptions options;
+  options.vocab = 1000;
+  options.layers = 2;
+  const auto net = bert(options, 128);
+  for (const auto& parameter : net.parameters) {
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+  }
+  const Way plain, taped{.policy = [] { return std::make_unique<memory::KeepAll>(); }};
+  const auto timings = alternate(15, {[&] { run(net, 8, plain); }, [&] { run(net, 8, taped); }});
+  const double seconds = timings[1].best(), plain_s = timings[0].best();
+  rows.push_back(
+      {net.name + ", tape on, everything kept", seconds * 1e3, "ms", "plain", plain_s * 1e3,
+       plain_s / seconds,
+       format("{:+.2f} % by the best, {:+.2f} % by the median", 100 * (seconds / plain_s - 1),
+              100 * (timings[1].median() / timings[0].median() - 1))});
+}
+
+// How long it takes to find a plan, offload included.
+void planning(std::vector<Row>& rows) {
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::meta());
+  auto model = applications::Resnet152(torch::kMeta);
+  const auto profile = memory::profile_on_meta(
+      [&] { return model.loss(applications::synthetic_batch(model.options(), 32, 1, 224)); },
+      memory::MachineRates{.flops = 1e11, .bytes = 1e10});
+  const auto peak = memory::keep_everything(profile).predicted_peak - profile.base;
+  const auto timings = alternate(
+      3, {[&] { memory::make_plan(profile, {.budget = profile.base + peak / 4}); },
+          [&] {
+            memory::make_plan(
+                profile, {.budget = profile.base + peak / 4, .disk = {.write = 1e9, .read = 1e9}});
+          }});
+  rows.push_back({format("ResNet-152, {} ops, plan made", profile.ops.size()), timings[0].best(),
+                  "s", "", 0, 0, ""});
+  rows.push_back({"ResNet-152, plan with offload made", timings[1].best(), "s", "", 0, 0, ""});
+}
+
 }  // namespace
 
 // What recompute, planned and by hand, costs and brings, counted to the byte.
@@ -315,16 +385,23 @@ std::vector<Row> bench_memory() {
   torch::manual_seed(1);
   std::vector<Row> rows;
   per_op(rows);
+  tape_on_blocks(rows);
+  planning(rows);
+  const Disk disk;
+  rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
+  rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
   const auto take = [&](Net net, int64_t samples, int64_t plain_samples) {
     for (const auto& parameter : net.parameters) {
       parameter.mutable_grad() = torch::zeros_like(parameter);
     }
-    trade_off(net, samples, rows);
-    equal_budget(net, plain_samples, rows);
+    log::info("bench", net.name + ": what memory costs in time");
+    trade_off(net, samples, disk, rows);
+    log::info("bench", net.name + ": what the same memory brings");
+    equal_budget(net, plain_samples, disk, rows);
   };
-  take(bert(512), 4, 2);
-  take(bert(128), 16, 8);
-  take(resnet50(96), 16, 8);
+  take(bert(narrow_bert(), 512), 2, 1);
+  take(bert(narrow_bert(), 128), 8, 4);
+  take(resnet50(96), 8, 4);
   return rows;
 }
 

@@ -3,27 +3,40 @@
 #include <torch/types.h>
 
 #include "fleet/core/torch_compat.h"
+#include "fleet/memory/storage_bytes.h"
 
 namespace fleet::memory {
-namespace {
 
-torch::Tensor bytes_of(const c10::Storage& storage) {
-  const compat::NoInterceptScope engine;
-  const torch::NoGradGuard no_grad;
-  return torch::empty({0}, torch::kByte)
-      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+void AwayWave::prefetch() noexcept {
+  for (auto member = members.rbegin(); member != members.rend(); ++member) {
+    if (const auto away = member->lock()) away->prefetch();
+  }
 }
 
-}  // namespace
-
-AwayMemory::AwayMemory(std::shared_ptr<OffloadFile> file, const c10::Storage& storage)
-    : file_(std::move(file)), ticket_(file_->write(bytes_of(storage))) {}
+AwayMemory::AwayMemory(std::shared_ptr<OffloadFile> file, std::shared_ptr<AwayWave> wave,
+                       const c10::Storage& storage)
+    : wave_(std::move(wave)), place_(InFile{}) {
+  if (file && storage.device().is_cpu()) {
+    auto ticket = file->write(bytes_of(storage));
+    place_ = InFile{std::move(file), std::move(ticket)};
+  } else {
+    const compat::NoInterceptScope engine;
+    const torch::NoGradGuard no_grad;
+    place_.emplace<HostCopy>(storage);
+  }
+}
 
 void AwayMemory::prefetch() noexcept {
   try {
     const std::scoped_lock lock(mutex_);
     const compat::NoInterceptScope engine;
-    if (!here_) file_->prefetch(ticket_);
+    const torch::NoGradGuard no_grad;
+    if (here_) return;
+    if (const auto* in_file = std::get_if<InFile>(&place_)) {
+      in_file->file->prefetch(in_file->ticket);
+    } else {
+      std::get<HostCopy>(place_).prefetch();
+    }
   } catch (...) {  // NOLINT(bugprone-empty-catch)
   }
 }
@@ -31,11 +44,28 @@ void AwayMemory::prefetch() noexcept {
 c10::Storage AwayMemory::fetch() {
   const std::scoped_lock lock(mutex_);
   const compat::NoInterceptScope engine;
-  if (!here_) {
-    here_ = file_->read(ticket_).storage();
-    ticket_ = {};
+  const torch::NoGradGuard no_grad;
+  if (here_) return here_;
+  if (auto* in_file = std::get_if<InFile>(&place_)) {
+    here_ = in_file->file->read(in_file->ticket).storage();
+  } else {
+    here_ = std::get<HostCopy>(place_).fetch();
   }
+  place_ = InFile{};  // what it held elsewhere goes
+  // Only now, so that it takes no memory that this one needs.
+  if (!wave_->is_asked_for.exchange(true) && wave_->before) wave_->before->prefetch();
   return here_;
+}
+
+std::shared_ptr<AwayMemory> Offload::send(const c10::Storage& storage,
+                                          const std::shared_ptr<AwayWave>& wave) const {
+  auto away = std::make_shared<AwayMemory>(file, wave, storage);
+  wave->members.push_back(away);
+  return away;
+}
+
+void Offload::drain(int64_t queued_bytes) const {
+  if (file) file->drain(queued_bytes);
 }
 
 }  // namespace fleet::memory

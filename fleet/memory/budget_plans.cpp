@@ -28,6 +28,7 @@ constexpr int64_t kLeast = 32 << 10;
 constexpr int kMeasurements = 4;  // then a program that keeps changing is left as it is
 constexpr double kMostMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
+constexpr double kWorthIt = 0.98;  // of the time of parts twice as large
 
 int64_t machine_bytes() {
   int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
@@ -63,6 +64,8 @@ int64_t budget_bytes(const std::string& text) {
   if (end != text.c_str() + text.size() - 1 || !(share > 0 && share <= 100)) return 0;
   return static_cast<int64_t>(static_cast<double>(machine_bytes()) * share / 100);
 }
+
+bool BudgetPlans::Entry::is_hopeless() const { return !plan && measured >= kMeasurements; }
 
 BudgetPlans::Forward BudgetPlans::begin(int64_t samples) {
   samples_ = samples;
@@ -117,7 +120,7 @@ void BudgetPlans::end_backward() {
 
 void BudgetPlans::make(Entry& entry) {
   const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
-  auto plan = make_plan(*entry.profile, {.budget = limit});
+  auto plan = make_plan(*entry.profile, {.budget = limit, .disk = disk_});
   if (!plan) {
     entry.plan.reset();
     entry.measured = kMeasurements;
@@ -151,6 +154,25 @@ bool BudgetPlans::tighten() {
 std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
   const auto place = entries_.find(samples);
   return place == entries_.end() ? nullptr : place->second.plan;
+}
+
+int64_t BudgetPlans::quickest_part(int64_t largest) const {
+  const auto seconds_per_sample = [](int64_t samples, const Plan& plan) {
+    return plan.predicted_seconds / static_cast<double>(samples);
+  };
+  for (int64_t samples = largest;;) {
+    const auto here = plan(samples);
+    const int64_t half = (samples + 1) / 2;
+    if (!here || half == samples || here->predicted_seconds <= here->plain_seconds) return samples;
+    const auto tried = entries_.find(half);
+    if (tried != entries_.end() && tried->second.is_hopeless()) return samples;
+    const auto smaller = plan(half);
+    if (!smaller) return half;
+    if (seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
+      return samples;
+    }
+    samples = half;
+  }
 }
 
 std::string BudgetPlans::summary() const {

@@ -16,8 +16,9 @@ namespace fleet::memory {
 /// batch has its own. A program that grows or changes is measured again.
 class BudgetPlans {
  public:
-  /// `budget` in counted bytes.
-  BudgetPlans(int64_t budget, MemoryCounter& counter) : budget_(budget), counter_(counter) {}
+  /// `budget` in counted bytes; with the speed of a disk, plans may count on a file.
+  BudgetPlans(int64_t budget, MemoryCounter& counter, OffloadFile::Speed disk = {})
+      : budget_(budget), counter_(counter), disk_(disk) {}
 
   int64_t budget() const { return budget_; }
 
@@ -39,6 +40,11 @@ class BudgetPlans {
   /// The plan in force for so many samples; null: none yet.
   std::shared_ptr<const Plan> plan(int64_t samples) const;
 
+  /// The size of part that is quickest for a batch that fits in parts of `largest` samples: that,
+  /// or a half of it, a quarter..., as long as each is quicker by its plan than the one before. One
+  /// that nobody has run yet is to be run next.
+  int64_t quickest_part(int64_t largest) const;
+
   /// The plans so far in words, once there is one for the size of part that ran last; else empty.
   std::string summary() const;
 
@@ -52,11 +58,14 @@ class BudgetPlans {
     int64_t saved_bytes = 0;    // of the forward that was measured
     std::shared_ptr<const StepProfile> profile;
     std::shared_ptr<const Plan> plan;
+
+    bool is_hopeless() const;  // it will never have a plan
   };
   void make(Entry& entry);
 
   int64_t budget_;
   MemoryCounter& counter_;
+  OffloadFile::Speed disk_;
   std::map<int64_t, Entry> entries_;
   int64_t samples_ = 0;  // of the step that runs
   Forward running_;

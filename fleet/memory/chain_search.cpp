@@ -1,28 +1,44 @@
 #include "fleet/memory/chain_search.h"
 
 #include <algorithm>
+#include <map>
 
 namespace fleet::memory {
 namespace {
 
-// A way to have reached a stage. No other way there is better in both bytes and seconds.
+// A way to have reached a stage. No other way there is better in bytes, now and later, and seconds.
 struct Label {
   int64_t held = 0;
+  int64_t leaving = 0;    // after one more edge
+  int64_t lingering = 0;  // after two
   double seconds = 0;
   int64_t peak = 0;
   int edge = -1;
   int before = -1;  // label of the edge's first stage
+
+  int64_t bytes() const { return held + leaving + lingering; }
 };
 
-// Sorted by bytes, and therefore falling in seconds.
+// Sorted by bytes; the last one is the quickest.
 void keep_best(std::vector<Label>& labels, size_t most) {
   std::ranges::sort(labels, [](const Label& a, const Label& b) {
+    if (a.bytes() != b.bytes()) return a.bytes() < b.bytes();
     return a.held != b.held ? a.held < b.held : a.seconds < b.seconds;
   });
   std::vector<Label> best;
+  std::map<int64_t, double> quickest;  // among those with less in all: by what stays, falling
   for (const auto& label : labels) {
-    if (best.empty() || label.seconds < best.back().seconds) best.push_back(label);
+    auto above = quickest.upper_bound(label.held);
+    if (above != quickest.begin() && std::prev(above)->second <= label.seconds) continue;
+    while (above != quickest.end() && above->second >= label.seconds) {
+      above = quickest.erase(above);
+    }
+    quickest.insert_or_assign(label.held, label.seconds);
+    best.push_back(label);
   }
+  const auto is_quicker = [](const Label& a, const Label& b) { return a.seconds < b.seconds; };
+  const auto first = std::ranges::min_element(best, is_quicker);
+  if (first != best.end()) std::rotate(first, first + 1, best.end());
   if (best.size() > most) {
     // Of near neighbours the quicker one, which takes a little more memory.
     std::vector<Label> thin;
@@ -51,10 +67,12 @@ ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t 
       const auto& edge = edges[static_cast<size_t>(e)];
       const auto& from = at[static_cast<size_t>(edge.from)];
       for (size_t i = 0; i < from.size(); ++i) {
-        if (from[i].held + edge.need > limit) break;  // sorted by bytes
+        if (from[i].bytes() + edge.need > limit) continue;
         labels.push_back({.held = from[i].held + edge.held,
+                          .leaving = from[i].lingering,
+                          .lingering = edge.away,
                           .seconds = from[i].seconds + edge.seconds,
-                          .peak = std::max(from[i].peak, from[i].held + edge.need),
+                          .peak = std::max(from[i].peak, from[i].bytes() + edge.need),
                           .edge = e,
                           .before = static_cast<int>(i)});
       }

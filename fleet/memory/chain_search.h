@@ -9,6 +9,7 @@ namespace fleet::memory {
 struct ChainEdge {
   int from = 0, to = 0;
   int64_t held = 0;    // bytes that stay from its forward until its backward is over
+  int64_t away = 0;    // bytes that leave, and are there for two more edges before and after that
   int64_t need = 0;    // bytes it takes itself at its worst moment, what it holds included
   double seconds = 0;  // more than if everything was kept
 };
@@ -23,8 +24,9 @@ struct ChainPath {
 /// The quickest path from stage 0 to `stages` that never takes more than `limit` bytes: at each
 /// edge, what the edges before it hold and what it needs itself.
 ///
-/// Exact while no stage has more than `max_labels` trade-offs between time and memory; then
-/// neighbours are merged, and what comes out still fits. O(edges x labels).
+/// Exact while nothing leaves and no stage has more than `max_labels` trade-offs between time and
+/// memory; then neighbours are merged. Bytes that leave in one and in two edges are weighed as one,
+/// so that a better path may be missed. What comes out always fits. O(edges x labels).
 ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t limit,
                        size_t max_labels = 2000);
 

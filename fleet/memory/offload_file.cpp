@@ -71,6 +71,8 @@ struct OffloadFile::Core {
   void read_entry(const std::shared_ptr<Entry>& entry);
   void give_extent(Entry& entry);
   bool forward(Entry& entry);
+  void hold(Entry& entry, torch::Tensor tensor);
+  torch::Tensor let_go(Entry& entry);
   void unqueue(const Entry& entry);
 
   const pid_t process = getpid();
@@ -142,7 +144,7 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
   torch::Tensor last;
   int64_t settled = 0;
   if (entry->state == State::kWriting) {
-    last = std::move(entry->tensor);
+    last = let_go(*entry);
     settled = entry->bytes;
     entry->state = error ? State::kFailed : State::kOnDisk;
     entry->error = error;
@@ -192,7 +194,7 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
     if (error) {
       entry->error = error;
       entry->state = State::kFailed;
-      last = std::move(entry->tensor);
+      last = let_go(*entry);
       give_extent(*entry);
     } else {
       statistics.bytes_read += entry->bytes;
@@ -224,6 +226,16 @@ bool OffloadFile::Core::forward(Entry& entry) {
   return true;
 }
 
+void OffloadFile::Core::hold(Entry& entry, torch::Tensor tensor) {
+  entry.tensor = std::move(tensor);
+  statistics.memory_bytes += entry.bytes;
+}
+
+torch::Tensor OffloadFile::Core::let_go(Entry& entry) {
+  if (entry.tensor.defined()) statistics.memory_bytes -= entry.bytes;
+  return std::exchange(entry.tensor, {});
+}
+
 void OffloadFile::Core::unqueue(const Entry& entry) {
   const auto is_entry = [&](const std::shared_ptr<Entry>& one) { return one.get() == &entry; };
   std::erase_if(writes, is_entry);
@@ -249,7 +261,7 @@ void OffloadFile::Ticket::drop() noexcept {
   torch::Tensor garbage;
   std::lock_guard lock(core.mutex);
   using State = Entry::State;
-  garbage = std::move(entry->tensor);
+  garbage = core.let_go(*entry);
   if (entry->state == State::kToWrite || entry->state == State::kWriting)
     core.statistics.queued_bytes -= entry->bytes;
   if (entry->state == State::kWriting || entry->state == State::kReading) {
@@ -310,8 +322,8 @@ OffloadFile::Ticket OffloadFile::write(torch::Tensor tensor) {
   entry->sizes = tensor.sizes().vec();
   entry->strides = tensor.strides().vec();
   entry->options = tensor.options();
-  entry->tensor = std::move(tensor);
   std::lock_guard lock(core_->mutex);
+  core_->hold(*entry, std::move(tensor));
   if (entry->bytes == 0) {
     entry->state = Ticket::Entry::State::kForwarded;  // nothing to store
     return Ticket(std::move(entry));
@@ -339,7 +351,7 @@ void OffloadFile::prefetch(const Ticket& ticket) {
   }
   std::lock_guard lock(core_->mutex);
   if (entry.state != State::kOnDisk) return;
-  entry.tensor = std::move(tensor);
+  core_->hold(entry, std::move(tensor));
   entry.state = State::kToRead;
   core_->reads.push_back(ticket.entry_);
   core_->work.notify_one();
@@ -357,14 +369,14 @@ torch::Tensor OffloadFile::read(const Ticket& ticket) {
     if (entry.state == State::kFailed) std::rethrow_exception(entry.error);
     if (entry.state == State::kInMemory) {
       entry.state = State::kOnDisk;
-      return std::exchange(entry.tensor, {});
+      return core_->let_go(entry);
     }
     if (entry.state == State::kOnDisk) {
       lock.unlock();
       auto tensor = torch::empty_strided(entry.sizes, entry.strides, entry.options);
       lock.lock();
       if (entry.state != State::kOnDisk) continue;  // another thread was faster
-      entry.tensor = std::move(tensor);
+      core_->hold(entry, std::move(tensor));
       entry.state = State::kToRead;
       reads.push_front(ticket.entry_);
       core_->work.notify_one();
@@ -394,6 +406,23 @@ OffloadStatistics OffloadFile::statistics() const {
   now.extent_bytes = core_->extents.used();
   now.file_bytes = core_->extents.end();
   return now;
+}
+
+OffloadFile::Speed OffloadFile::measure(int64_t bytes) {
+  const auto before = statistics();
+  {
+    const auto ticket = write(torch::arange(bytes / 8, torch::kLong));
+    drain();
+    read(ticket);
+  }
+  const auto after = statistics();
+  const auto speed = [](int64_t moved, double seconds) {
+    return static_cast<double>(moved) / std::max(seconds, 1e-9);
+  };
+  return {.write = speed(after.bytes_written - before.bytes_written,
+                         after.write_seconds - before.write_seconds),
+          .read = speed(after.bytes_read - before.bytes_read,
+                        after.read_seconds - before.read_seconds)};
 }
 
 int OffloadFile::descriptor() const { return core_->file.descriptor(); }

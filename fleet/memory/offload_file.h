@@ -24,6 +24,7 @@ struct OffloadStatistics {
   double stall_seconds = 0;  // that callers waited in `read` and `drain`
   int64_t forwarded = 0;     // tensors handed back before they were on disk
   int64_t queued_bytes = 0;  // still in memory, waiting to be written
+  int64_t memory_bytes = 0;  // these, and what was read ahead and not asked for yet
   int64_t extent_bytes = 0;  // of the file, in use
   int64_t file_bytes = 0;    // the end of the last extent in use
 };
@@ -84,6 +85,13 @@ class OffloadFile {
   void drain(int64_t queued_bytes = 0);
 
   OffloadStatistics statistics() const;
+
+  struct Speed {
+    double write = 0, read = 0;  // bytes per second; 0: nobody knows
+    bool is_known() const { return write > 0 && read > 0; }
+  };
+  /// By writing and reading so many bytes, which takes as much memory for a while.
+  Speed measure(int64_t bytes = 64 * 1024 * 1024);
 
   /// For tests: the open file.
   int descriptor() const;

@@ -2,14 +2,21 @@
 
 #include <algorithm>
 
+#include "fleet/core/byte_size.h"
 #include "fleet/core/format.h"
 
 namespace fleet::memory {
 
 std::string Plan::describe() const {
   const auto dropped = std::ranges::count_if(segments, &Segment::is_dropped);
-  return format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
-                dropped, segments.size(), std::ranges::count(rebuilt, 1));
+  auto text = format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
+                     dropped, segments.size(), std::ranges::count(rebuilt, 1));
+  if (sent_out_bytes > 0) {
+    text += format(", {} of {} segments sent out", byte_size_text(sent_out_bytes),
+                   std::ranges::count_if(segments, &Segment::is_sent_out));
+    if (stall_seconds > 0) text += format(" (waiting {:.3f} s for that)", stall_seconds);
+  }
+  return text;
 }
 
 bool PlannedPolicy::cut_before_op(const Tape& tape, const OpTraits& op) {
@@ -27,6 +34,10 @@ bool PlannedPolicy::cut_before_op(const Tape& tape, const OpTraits& op) {
 TapePolicy::Treatment PlannedPolicy::treatment(int /*segment*/) {
   if (has_diverged_) return Treatment::kDrop;
   return plan_->segments[segment_].is_dropped ? Treatment::kDropAtOnce : Treatment::kKeep;
+}
+
+bool PlannedPolicy::sends_out(int segment) {
+  return has_diverged_ || plan_->segments.at(static_cast<size_t>(segment)).is_sent_out;
 }
 
 bool PlannedPolicy::rebuilds_results_of(const OpRecord& op) {

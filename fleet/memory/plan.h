@@ -15,7 +15,8 @@ namespace fleet::memory {
 struct Plan {
   struct Segment {
     int first_op = 0;
-    bool is_dropped = false;  // given up at once, and rebuilt in backward
+    bool is_dropped = false;   // given up at once, and rebuilt in backward
+    bool is_sent_out = false;  // what it made and holds waits in a file
   };
   std::vector<Segment> segments;  // in order, the first at op 0
   std::vector<char> rebuilt;      // by op: whether its values are rebuilt one by one
@@ -24,10 +25,12 @@ struct Plan {
   int64_t budget = 0;
   int64_t predicted_peak = 0;  // counted bytes, with parameters and all
   double predicted_seconds = 0;
-  int64_t plain_peak = 0;  // if everything was kept
+  int64_t sent_out_bytes = 0;
+  double stall_seconds = 0;  // of predicted_seconds, waiting for the disk
+  int64_t plain_peak = 0;    // if everything was kept
   double plain_seconds = 0;
 
-  /// "24 of 49 segments recomputed, 12 ops whose results are rebuilt one by one".
+  /// "24 of 49 segments recomputed, 12 ops whose results are rebuilt one by one", and what leaves.
   std::string describe() const;
 };
 
@@ -39,6 +42,7 @@ class PlannedPolicy final : public TapePolicy {
 
   bool cut_before_op(const Tape& tape, const OpTraits& op) override;
   Treatment treatment(int segment) override;
+  bool sends_out(int segment) override;
   bool rebuilds_results_of(const OpRecord& op) override;
   bool has_diverged() const { return has_diverged_; }
 

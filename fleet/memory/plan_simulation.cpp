@@ -11,6 +11,9 @@ void accumulate(std::vector<int64_t>& changes) {
   std::partial_sum(changes.begin(), changes.end(), changes.begin());
 }
 
+// Of the time that a disk is busy, what compute loses although nothing waits.
+constexpr double kDiskShare = 0.05;
+
 }  // namespace
 
 struct PlanSimulation::Alone {
@@ -22,23 +25,40 @@ struct PlanSimulation::Alone {
 // What becomes of the blocks that ops of a stretch save, and what that takes.
 struct PlanSimulation::Fates {
   explicit Fates(size_t blocks)
-      : fate(blocks, Fate::kNone), released(blocks, StepProfile::kNever), first_save(blocks, -1) {}
+      : fate(blocks, Fate::kNone),
+        released(blocks, StepProfile::kNever),
+        asked(blocks, -1),
+        first_save(blocks, -1) {}
 
-  void hold(int block, int until) {
+  // Backward asks for it first when it comes to op `asks`, and last at op `until`.
+  void hold(int block, int asks, int until) {
     auto& release = released[static_cast<size_t>(block)];
     release = std::min(release, until);
+    auto& first = asked[static_cast<size_t>(block)];
+    first = std::max(first, asks);
     fate[static_cast<size_t>(block)] = Fate::kHeld;
     touched.push_back(block);
   }
 
   std::vector<Fate> fate;
   std::vector<int> released;    // by block: held until the backward of this op is over
+  std::vector<int> asked;       // by block: the first op whose backward needs it
   std::vector<int> first_save;  // the first op of the stretch that saved it
   std::vector<int> touched;
   std::vector<Alone> alone;
   std::vector<char> replayed;  // by op - begin
+  int starts = -1;             // the op whose backward starts the region's replay
   double seconds = 0;
   int64_t mask_bytes = 0;
+};
+
+struct PlanSimulation::Wave {
+  int cut = 0;  // leaves before this op's forward, and is gone before that of `gone`
+  int gone = 0;
+  int64_t bytes = 0;
+  int asked = -1;  // the first op whose backward needs some of it
+  int comes = 0;   // starts to come back at this op's backward
+  std::vector<int> blocks;
 };
 
 // Op by op: what is rebuilt for its backward one by one, and the most it takes until it is there.
@@ -56,7 +76,8 @@ void PlanSimulation::add_alone(const std::vector<Alone>& alone, int begin, F&& a
   }
 }
 
-PlanSimulation::PlanSimulation(const StepProfile& profile) : profile_(profile) {
+PlanSimulation::PlanSimulation(const StepProfile& profile, OffloadFile::Speed disk)
+    : profile_(profile), disk_(disk) {
   const auto ops = profile.ops.size();
   const auto blocks = profile.blocks.size();
   alive_.assign(ops + 2, 0);
@@ -122,14 +143,17 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
         fates.touched.push_back(b);
       }
       if (block.made < begin || fate == Fate::kHeld) {
-        fates.hold(b, k);
+        fates.hold(b, k, k);
         continue;
       }
       if (fate == Fate::kAlone) {
         fates.alone.push_back({.op = k, .bytes = block.bytes, .height = block.bytes});
         continue;
       }
-      if (fate == Fate::kRegion) continue;
+      if (fate == Fate::kRegion) {
+        fates.starts = k;
+        continue;
+      }
       std::vector<int> ops;
       bool is_alone = rebuilt[static_cast<size_t>(block.made)] &&
                       collect_op(block.made, begin, rebuilt, fates, ops);
@@ -144,7 +168,7 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
           fates.seconds += entry.replay_seconds;
           height += std::max(entry.made_bytes, entry.transient);
           for (const int r : entry.reads) {
-            if (profile_.blocks[static_cast<size_t>(r)].made < begin) fates.hold(r, k);
+            if (profile_.blocks[static_cast<size_t>(r)].made < begin) fates.hold(r, k, k);
           }
         }
         // Bits become a mask without the rest of the op.
@@ -153,10 +177,11 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
         if (block.is_mask) fates.mask_bytes += StepProfile::bits_of(block);
       } else if (is_dropped && op.can_replay) {
         fate = Fate::kRegion;
+        fates.starts = k;
         region.push_back(b);
         if (block.is_mask) fates.mask_bytes += StepProfile::bits_of(block);
       } else {
-        fates.hold(b, k);
+        fates.hold(b, k, k);
       }
     }
   }
@@ -184,7 +209,9 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
       if (n >= begin) need(n);
     }
     for (const int r : entry.reads) {
-      if (profile_.blocks[static_cast<size_t>(r)].made < begin) fates.hold(r, first_saving);
+      if (profile_.blocks[static_cast<size_t>(r)].made < begin) {
+        fates.hold(r, fates.starts, first_saving);
+      }
     }
   }
 }
@@ -225,6 +252,7 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
       const auto made = static_cast<size_t>(k - begin);
       if (held) {
         result.held += block.bytes;
+        if (may_leave(b)) result.may_leave += block.bytes;
         const int release = fate == Fate::kHeld ? fates.released[static_cast<size_t>(b)] : begin;
         backward[static_cast<size_t>(std::max(release, begin) - begin)] += block.bytes;
       } else if (fate == Fate::kRegion) {
@@ -262,7 +290,93 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
                                   std::max(rebuilt_bytes + op.backward_transient, replay_bytes));
   });
   result.need = height;
+  if (result.may_leave > 0) {
+    // As if its neighbours were like it: what leaves has as long as it takes itself.
+    double forward_s = 0, backward_s = fates.seconds;
+    for (int k = begin; k < end; ++k) {
+      forward_s += profile_.ops[static_cast<size_t>(k)].seconds;
+      backward_s += profile_.ops[static_cast<size_t>(k)].backward_seconds;
+    }
+    const auto bytes = static_cast<double>(result.may_leave);
+    const double write_s = bytes / disk_.write, read_s = bytes / disk_.read;
+    result.stall_seconds = kDiskShare * (write_s + read_s) + std::max(write_s - forward_s, 0.0) +
+                           std::max(read_s - backward_s, 0.0);
+  }
   return result;
+}
+
+bool PlanSimulation::may_leave(int block) const {
+  const auto& entry = profile_.blocks[static_cast<size_t>(block)];
+  return disk_.is_known() && entry.can_leave && entry.bytes >= Offload::kMinBytes &&
+         entry.dead != StepProfile::kNever;
+}
+
+// Memory of a segment leaves when the one after it has ended, or at the first cut at which the
+// user's program has let go of it; by the next cut it is on disk. Fetching what left at one cut
+// starts to bring back what left before.
+std::vector<PlanSimulation::Wave> PlanSimulation::waves_of(const Plan& plan,
+                                                           const std::vector<int>& held_until,
+                                                           const std::vector<int>& asked) const {
+  const auto& segments = plan.segments;
+  std::vector<Wave> waves(segments.size());
+  size_t segment = 0;
+  for (int k = 0; k < static_cast<int>(profile_.ops.size()); ++k) {
+    if (segment + 1 < segments.size() && segments[segment + 1].first_op == k) ++segment;
+    if (!segments[segment].is_sent_out) continue;
+    for (const int b : profile_.ops[static_cast<size_t>(k)].makes) {
+      const auto& block = profile_.blocks[static_cast<size_t>(b)];
+      if (held_until[static_cast<size_t>(b)] == StepProfile::kNever || !may_leave(b)) continue;
+      size_t cut = segment + 2;
+      while (cut < segments.size() && segments[cut].first_op < block.dead) ++cut;
+      if (cut >= segments.size()) continue;  // it stays
+      waves[cut].cut = segments[cut].first_op;
+      waves[cut].gone = cut + 1 < segments.size() ? segments[cut + 1].first_op
+                                                  : static_cast<int>(profile_.ops.size());
+      waves[cut].bytes += block.bytes;
+      waves[cut].asked = std::max(waves[cut].asked, asked[static_cast<size_t>(b)]);
+      waves[cut].blocks.push_back(b);
+    }
+  }
+  std::erase_if(waves, [](const Wave& wave) { return wave.blocks.empty(); });
+  for (size_t w = 0; w < waves.size(); ++w) {
+    waves[w].comes =
+        w + 1 < waves.size() ? waves[w + 1].asked : static_cast<int>(profile_.ops.size()) - 1;
+  }
+  return waves;
+}
+
+// What the step waits for the disk, which does one thing after another.
+double PlanSimulation::stall_seconds(const std::vector<Wave>& waves,
+                                     const std::vector<double>& replay_seconds) const {
+  if (waves.empty()) return 0;
+  double now = 0, stalled = 0, busy_until = 0;
+  const auto wait = [&](double until) {
+    stalled += std::max(until - now, 0.0);
+    now = std::max(now, until);
+  };
+  size_t next = 0;
+  for (int k = 0; k < static_cast<int>(profile_.ops.size()); ++k) {
+    if (next < waves.size() && waves[next].cut == k) {
+      wait(busy_until);  // until what left before is on disk
+      busy_until = now + static_cast<double>(waves[next++].bytes) / disk_.write;
+    }
+    now += profile_.ops[static_cast<size_t>(k)].seconds;
+  }
+  std::vector<double> there(waves.size(), 0);
+  for (int k = static_cast<int>(profile_.ops.size()) - 1; k >= 0; --k) {
+    for (size_t w = waves.size(); w-- > 0;) {
+      if (waves[w].comes == k) {
+        there[w] = busy_until =
+            std::max(now, busy_until) + static_cast<double>(waves[w].bytes) / disk_.read;
+      }
+    }
+    for (size_t w = 0; w < waves.size(); ++w) {
+      if (waves[w].asked == k) wait(there[w]);
+    }
+    now += profile_.ops[static_cast<size_t>(k)].backward_seconds +
+           replay_seconds[static_cast<size_t>(k)];
+  }
+  return stalled;
 }
 
 PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
@@ -273,6 +387,8 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
   std::vector<int64_t> replay_height(n + 1, 0);  // at the op whose backward starts a replay
   std::vector<int64_t> change_forward(n + 2, 0), change_backward(n + 2, 0);
   std::vector<int> held_until(profile_.blocks.size(), StepProfile::kNever);
+  std::vector<int> asked(profile_.blocks.size(), -1);
+  std::vector<double> replay_seconds(n, 0);
   const auto bytes = [&](int b) { return profile_.blocks[static_cast<size_t>(b)].bytes; };
 
   struct Replayed {
@@ -288,12 +404,15 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     auto& fates = regions.back().fates;
     follow(begin, end, plan.segments[s].is_dropped, plan.rebuilt, fates);
     result.seconds += fates.seconds;
+    if (fates.starts >= 0) replay_seconds[static_cast<size_t>(fates.starts)] += fates.seconds;
     change_forward[static_cast<size_t>(end)] += fates.mask_bytes;
     change_backward[static_cast<size_t>(begin)] += fates.mask_bytes;
     for (const int b : fates.touched) {
       if (fates.fate[static_cast<size_t>(b)] != Fate::kHeld) continue;
       auto& until = held_until[static_cast<size_t>(b)];
       until = std::min(until, fates.released[static_cast<size_t>(b)]);
+      auto& first = asked[static_cast<size_t>(b)];
+      first = std::max(first, fates.asked[static_cast<size_t>(b)]);
     }
   }
   for (size_t b = 0; b < profile_.blocks.size(); ++b) {
@@ -306,6 +425,15 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     }
     if (is_held) change_backward[static_cast<size_t>(held_until[b])] += block.bytes;
   }
+  const auto waves = waves_of(plan, held_until, asked);
+  for (const auto& wave : waves) {
+    result.sent_out += wave.bytes;
+    change_forward[static_cast<size_t>(wave.gone)] -= wave.bytes;
+    change_forward[n] += wave.bytes;
+    change_backward[static_cast<size_t>(wave.comes) + 1] -= wave.bytes;
+  }
+  result.stall_seconds = stall_seconds(waves, replay_seconds);
+  result.seconds += result.stall_seconds;
   // What regions and single rebuilds bring back for a while.
   for (const auto& region : regions) {
     const auto begin = static_cast<size_t>(region.begin), end = static_cast<size_t>(region.end);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "fleet/memory/offload_file.h"
 #include "fleet/memory/plan.h"
 #include "fleet/memory/step_profile.h"
 
@@ -11,11 +12,13 @@ namespace fleet::memory {
 /// What a plan would do to a measured step, worked out by the rules by which the tape itself goes.
 class PlanSimulation {
  public:
-  explicit PlanSimulation(const StepProfile& profile);
+  explicit PlanSimulation(const StepProfile& profile, OffloadFile::Speed disk = {});
 
   struct Prediction {
     int64_t peak = 0;
-    double seconds = 0;  // of the step
+    double seconds = 0;        // of the step
+    int64_t sent_out = 0;      // bytes
+    double stall_seconds = 0;  // of `seconds`, waiting for the disk
     // Bytes before and in each op's forward, then in each op's backward, the last op first.
     std::vector<int64_t> forward, backward;
   };
@@ -26,6 +29,8 @@ class PlanSimulation {
     int64_t held = 0;
     int64_t need = 0;
     double seconds = 0;
+    int64_t may_leave = 0;     // of what is held
+    double stall_seconds = 0;  // if that leaves
   };
   Stretch stretch(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt) const;
 
@@ -38,17 +43,24 @@ class PlanSimulation {
   enum class Fate : char { kNone, kHeld, kRegion, kAlone };
   struct Fates;  // of the blocks of a stretch
   struct Alone;  // a value that is rebuilt by itself
+  struct Wave;   // what leaves at one cut
   template <typename F>
   static void add_alone(const std::vector<Alone>& alone, int begin, F&& add);
   void follow(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt,
               Fates& fates) const;
   void add_to_replay(int block, int begin, const Fates& fates, std::vector<int64_t>& replay) const;
+  std::vector<Wave> waves_of(const Plan& plan, const std::vector<int>& held_until,
+                             const std::vector<int>& asked) const;
+  double stall_seconds(const std::vector<Wave>& waves,
+                       const std::vector<double>& replay_seconds) const;
+  bool may_leave(int block) const;
   bool collect(int block, int before, int begin, const std::vector<char>& rebuilt,
                const Fates& fates, std::vector<int>& ops) const;
   bool collect_op(int op, int begin, const std::vector<char>& rebuilt, const Fates& fates,
                   std::vector<int>& ops) const;
 
   const StepProfile& profile_;
+  OffloadFile::Speed disk_;
   std::vector<int64_t> alive_, saved_;
   std::vector<int> last_use_;  // by block: the last op that reads or saves it
 };

@@ -73,11 +73,14 @@ void predict(Plan& plan, const PlanSimulation& simulation) {
   const auto prediction = simulation.predict(plan);
   plan.predicted_peak = prediction.peak;
   plan.predicted_seconds = prediction.seconds;
+  plan.sent_out_bytes = prediction.sent_out;
+  plan.stall_seconds = prediction.stall_seconds;
 }
 
 struct Choice {
   bool is_dropped = false;
   size_t level = 0;
+  bool is_sent_out = false;
 };
 
 class Search {
@@ -85,7 +88,7 @@ class Search {
   Search(const StepProfile& profile, const PlanOptions& options)
       : profile_(profile),
         options_(options),
-        simulation_(profile),
+        simulation_(profile, options.disk),
         cuts_(find_cuts(profile, options.stages)),
         levels_(levels_of(profile)) {
     for (int i = 0; i < stages(); ++i) {
@@ -107,11 +110,12 @@ class Search {
       const auto& edge = edges_[static_cast<size_t>(e)];
       const auto& choice = choices_[static_cast<size_t>(e)];
       // Neighbours that are kept are one segment.
-      const bool joins =
-          !plan.segments.empty() && !choice.is_dropped && !plan.segments.back().is_dropped;
+      const auto stays = [](const auto& one) { return !one.is_dropped && !one.is_sent_out; };
+      const bool joins = !plan.segments.empty() && stays(choice) && stays(plan.segments.back());
       if (!joins) {
-        plan.segments.push_back(
-            {.first_op = cuts_[static_cast<size_t>(edge.from)], .is_dropped = choice.is_dropped});
+        plan.segments.push_back({.first_op = cuts_[static_cast<size_t>(edge.from)],
+                                 .is_dropped = choice.is_dropped,
+                                 .is_sent_out = choice.is_sent_out});
       }
       for (int k = cuts_[static_cast<size_t>(edge.from)]; k < end_of(edge.to); ++k) {
         plan.rebuilt[static_cast<size_t>(k)] = levels_[choice.level][static_cast<size_t>(k)];
@@ -171,19 +175,22 @@ class Search {
   void add(int from, int to, Choice choice) {
     const auto stretch = simulation_.stretch(cuts_[static_cast<size_t>(from)], end_of(to),
                                              choice.is_dropped, levels_[choice.level]);
-    const ChainEdge edge{.from = from,
-                         .to = to,
-                         .held = stretch.held,
-                         .need = stretch.need,
-                         .seconds = stretch.seconds};
+    ChainEdge edge{.from = from,
+                   .to = to,
+                   .held = stretch.held,
+                   .need = stretch.need,
+                   .seconds = stretch.seconds};
     // No better than the one before it, which rebuilds less.
-    if (choice.level > 0 && !edges_.empty()) {
-      const auto& last = edges_.back();
-      if (last.from == from && last.to == to && choices_.back().is_dropped == choice.is_dropped &&
-          last.held <= edge.held && last.need <= edge.need) {
-        return;
-      }
-    }
+    const bool is_first = choice.level == 0;
+    if (!is_first && last_.held <= edge.held && last_.need <= edge.need) return;
+    last_ = edge;
+    edges_.push_back(edge);
+    choices_.push_back(choice);
+    if (stretch.may_leave == 0) return;
+    edge.held -= stretch.may_leave;
+    edge.away = stretch.may_leave;
+    edge.seconds += stretch.stall_seconds;
+    choice.is_sent_out = true;
     edges_.push_back(edge);
     choices_.push_back(choice);
   }
@@ -195,6 +202,7 @@ class Search {
   std::vector<OpSet> levels_;
   std::vector<ChainEdge> edges_;
   std::vector<Choice> choices_;
+  ChainEdge last_;  // of those over the same stages, with all of it here
 };
 
 }  // namespace

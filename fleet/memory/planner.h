@@ -10,6 +10,8 @@ namespace fleet::memory {
 
 struct PlanOptions {
   int64_t budget = 0;  // counted bytes, with parameters and all
+  // If it is known, values may leave for a file; see Offload.
+  OffloadFile::Speed disk = {};
   // At most so many stages; more find better plans and take longer to search.
   int stages = 72;
 };

@@ -9,7 +9,6 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/memory/away_memory.h"
 #include "fleet/memory/replay_rules.h"
 
 namespace fleet::memory {
@@ -581,12 +580,6 @@ void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask
   if (record.mask) record.draws.reset();
 }
 
-void Region::prefetch() const {
-  for (const auto& entry : ahead_) {
-    if (const auto away = entry.lock()) away->prefetch();
-  }
-}
-
 void Region::rebuild() {
   const std::scoped_lock lock(mutex_);
   std::vector<std::shared_ptr<KeptValue>> wanted, at_hand = sources_;
@@ -598,7 +591,6 @@ void Region::rebuild() {
     }
   }
   if (wanted.empty()) return;
-  prefetch();
   const auto begin = Clock::now();
   Need need(*this, records_);
   for (const auto& kept : at_hand) need.at_hand(*kept);

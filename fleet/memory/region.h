@@ -10,8 +10,6 @@
 
 namespace fleet::memory {
 
-class AwayMemory;
-
 /// Which op made a value, and which ops wrote to its memory, of one forward.
 struct Ledger {
   struct Value {
@@ -76,8 +74,6 @@ class Region : public std::enable_shared_from_this<Region> {
   static void remember_mask(OpRecord& record, int save, const torch::Tensor& mask);
 
   /// What backward will ask for after this region: a rebuild starts to fetch it.
-  void fetch_ahead(std::vector<std::weak_ptr<AwayMemory>> away) { ahead_ = std::move(away); }
-  void prefetch() const;
 
   /// Replays what the values that were given up and are still wanted need, and no more.
   void rebuild();
@@ -104,7 +100,6 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<std::weak_ptr<KeptValue>> members_;
   std::vector<std::shared_ptr<KeptValue>> sources_;
   std::vector<std::shared_ptr<OpRecord>> records_;
-  std::vector<std::weak_ptr<AwayMemory>> ahead_;
   std::recursive_mutex mutex_;
 };
 

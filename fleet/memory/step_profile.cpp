@@ -110,8 +110,10 @@ void Profiler::unpacked(int op, int64_t handed_out) {
   auto& entry = profile_.ops[static_cast<size_t>(op)];
   node_live_ = counter_.live();
   entry.has_backward = true;
-  entry.gradient_bytes = std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() -
-                                                            node_handed_out_ - mask_bits_until(op));
+  const auto in_transit = file_ ? file_->statistics().memory_bytes : 0;
+  entry.gradient_bytes =
+      std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() - node_handed_out_ -
+                                         mask_bits_until(op) - in_transit);
 }
 
 void Profiler::replayed(int op, double seconds) {

@@ -8,6 +8,7 @@
 
 #include "fleet/memory/kept_value.h"
 #include "fleet/memory/memory_counter.h"
+#include "fleet/memory/offload_file.h"
 #include "fleet/memory/op_cost.h"
 #include "fleet/memory/region.h"
 
@@ -24,6 +25,7 @@ struct StepProfile {
     int dead = kNever;              // before this op the user's program had let go of it
     bool is_mask = false;           // of a dropout: kept as bits when it is given up
     int64_t element_size = 4;       // of a mask
+    bool can_leave = false;         // for a file, once nobody but backward holds it
     std::vector<int> writers = {};  // ops that changed it in place
   };
 
@@ -66,6 +68,8 @@ struct StepProfile {
 class Profiler final : public ReplayListener {
  public:
   explicit Profiler(MemoryCounter& counter);
+  /// What waits in memory for this file, or was read ahead, is not the step's own.
+  void leave_out(std::shared_ptr<const OffloadFile> file) { file_ = std::move(file); }
 
   // From the tape, in this order for every op.
   void op_begins(int op);
@@ -94,6 +98,7 @@ class Profiler final : public ReplayListener {
   void close_node();
 
   MemoryCounter& counter_;
+  std::shared_ptr<const OffloadFile> file_;
   StepProfile profile_;
   std::vector<std::pair<int, std::weak_ptr<KeptValue>>> kept_;  // with block
   Clock::time_point began_, op_began_, node_began_;

@@ -130,13 +130,13 @@ Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler, const Offload
       profiler_(std::move(profiler)),
       ledger_(std::make_shared<Ledger>()),
       root_(std::make_shared<Region>(nullptr, ledger_, 0)) {
+  if (profiler_ && offload_) profiler_->leave_out(offload_->file);
   regions_.push_back(root_);
   open_.push_back({.region = root_, .treatment = TapePolicy::Treatment::kKeep});
   open(policy_.treatment(0));
 }
 
 Tape::~Tape() {
-  const auto last = open_.size() > 1 ? open_[1].region : root_;
   while (open_.size() > 1) {
     // What follows the last cut is needed first: it stays.
     if (open_.back().treatment == TapePolicy::Treatment::kDrop) {
@@ -144,8 +144,7 @@ Tape::~Tape() {
     }
     close();
   }
-  // Backward begins with the last segment: one ahead is what the one before it needs.
-  last->prefetch();
+  if (wave_) wave_->prefetch();  // for what backward comes to after the last segments
   if (profiler_) profiler_->forward_ended();
 }
 
@@ -515,7 +514,7 @@ int Tape::block_of(int memory) {
   if (entry.block < 0 && entry.home) {
     const auto* storage = entry.storage._unsafe_get_target();
     const auto bytes = counted_bytes(storage->nbytes());
-    entry.block = profiler_->add_block({.bytes = bytes, .made = next_op_ - 1});
+    entry.block = profiler_->add_block({.bytes = bytes, .made = next_op_ - 1, .can_leave = true});
     watched_.push_back(memory);
   }
   return entry.block;
@@ -698,7 +697,7 @@ void Tape::cut() {
   const auto closed = region();
   close();
   if (offload_) {
-    list_for_offload();
+    if (policy_.sends_out(segment_)) list_for_offload();
     closed_ = closed;
   }
   ++segment_;
@@ -722,7 +721,8 @@ void Tape::list_for_offload() {
 void Tape::send_out() {
   const OffTheRecord quiet;
   const auto closed = std::exchange(closed_, nullptr);
-  std::vector<std::weak_ptr<AwayMemory>> sent;
+  const auto wave = std::make_shared<AwayWave>();
+  offload_->drain(offload_->max_queued);
   std::erase_if(may_leave_, [&](const auto& entry) {
     const auto& memory = memories_[static_cast<size_t>(entry.first)];
     const auto storage = memory.storage.lock();
@@ -739,13 +739,13 @@ void Tape::send_out() {
       }
     }
     if (held.empty() || storage.use_count() != held.size() + 1) return false;
-    const auto away = std::make_shared<AwayMemory>(offload_->file, c10::Storage(storage));
+    const auto away = offload_->send(c10::Storage(storage), wave);
     for (const auto& kept : held) kept->leave(away);
-    sent.push_back(away);
     return true;
   });
-  open_[1].region->fetch_ahead(std::move(sent));
-  offload_->file->drain(offload_->max_queued);
+  if (offload_->waits) offload_->drain(0);
+  if (wave->members.empty()) return;
+  wave->before = std::exchange(wave_, wave);
 }
 
 void Tape::checkpoint(std::string_view name, const torch::Tensor& x) {

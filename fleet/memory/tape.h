@@ -36,6 +36,8 @@ class TapePolicy {
   /// Whether one ends at `fleet::checkpoint(x, name)`.
   virtual bool cut_at(std::string_view /*name*/) { return false; }
   virtual Treatment treatment(int /*segment*/) { return Treatment::kDrop; }
+  /// Whether what this segment made leaves, where there is somewhere to go; asked when it ends.
+  virtual bool sends_out(int /*segment*/) { return true; }
   /// Whether the values that this op made are rebuilt one by one, each when it is asked for, from
   /// what else is kept; in a segment that is dropped, from what else is rebuilt.
   virtual bool rebuilds_results_of(const OpRecord& /*op*/) { return false; }
@@ -61,7 +63,7 @@ struct TapeReport {
 /// forward; what it leaves behind is owned by what autograd saved.
 class Tape final : public compat::OpObserver, public compat::SaveObserver {
  public:
-  /// With a profiler, the step is measured too; with `offload`, what crossed a cut leaves for it.
+  /// With a profiler, the step is measured too; with `offload`, values leave for its file.
   explicit Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr,
                 const Offload* offload = nullptr);
   ~Tape() override;
@@ -156,6 +158,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   std::vector<Memory> memories_;
   std::map<int, std::vector<int>> may_leave_;  // by memory: the values in it
   std::shared_ptr<Region> closed_;             // a segment, since which nothing was sent out
+  std::shared_ptr<AwayWave> wave_;             // what left last
   std::unordered_map<const c10::TensorImpl*, int> value_by_tensor_;
   std::unordered_map<const c10::StorageImpl*, int> memory_by_storage_;
   std::shared_ptr<OpRecord> running_;

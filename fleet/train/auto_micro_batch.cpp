@@ -32,9 +32,18 @@ bool AutoMicroBatch::is_at_work() const {
 AutoMicroBatch::Parts AutoMicroBatch::cut(const optim::GradientMerge& merge,
                                           int64_t samples) const {
   auto parts = merge.cut(samples);
-  if (limit_ == 0 || largest(parts) <= limit_) return parts;
-  return optim::GradientMerge({.micro_batch_size = limit_}).cut(samples);
+  const auto most = preferred_ > 0 && (limit_ == 0 || preferred_ < limit_) ? preferred_ : limit_;
+  if (most == 0 || largest(parts) <= most) return parts;
+  return optim::GradientMerge({.micro_batch_size = most}).cut(samples);
 }
+
+int64_t AutoMicroBatch::largest_part(const optim::GradientMerge& merge, int64_t samples) const {
+  const auto asked = largest(merge.cut(samples));
+  if (limit_ == 0 || asked <= limit_) return asked;
+  return largest(optim::GradientMerge({.micro_batch_size = limit_}).cut(samples));
+}
+
+void AutoMicroBatch::prefer(int64_t samples) { preferred_ = samples; }
 
 void AutoMicroBatch::open_window() {
   too_large_ = 0;

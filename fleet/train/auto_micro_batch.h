@@ -29,8 +29,10 @@ class AutoMicroBatch {
 
   AutoMicroBatch(const ModelHandle& model, torch::Device device, int ranks);
 
-  /// As gradient merge says, or finer when that was too much before.
+  /// As gradient merge says, or finer when that was too much before, or is quicker.
   Parts cut(const optim::GradientMerge& merge, int64_t samples) const;
+  /// As gradient merge says, or finer when that was too much before: the largest such part.
+  int64_t largest_part(const optim::GradientMerge& merge, int64_t samples) const;
 
   /// Before the first part of a batch.
   void open_window();
@@ -42,6 +44,8 @@ class AutoMicroBatch {
   void put_back();
   /// Halves the parts; an Error when they hold one sample each.
   void shrink(const Parts& failed, const c10::OutOfMemoryError& error);
+  /// From now on in parts of at most so many samples, because that is quicker.
+  void prefer(int64_t samples);
   /// They went well; says so once when they are smaller than at first.
   void close_window(const Parts& parts, bool merge_was_asked_for);
 
@@ -53,6 +57,7 @@ class AutoMicroBatch {
   precision::BufferBackup buffers_;
   std::vector<memory::GeneratorState> generators_;
   int64_t limit_ = 0;      // samples of a part; 0: none
+  int64_t preferred_ = 0;  // likewise
   int64_t went_well_ = 0;  // the largest part so far
   int64_t too_large_ = 0;  // of this window
 };

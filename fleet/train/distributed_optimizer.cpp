@@ -85,6 +85,13 @@ struct DistributedOptimizer::State {
     return strategy.lamb ? strategy.lamb_configs.log_every : 0;
   }
 
+  // Merging without a word on the size of parts leaves it to the plans.
+  bool may_choose_parts() const {
+    const auto& configs = strategy.gradient_merge_configs;
+    return memory && strategy.gradient_merge && configs.k_steps == 1 &&
+           configs.micro_batch_size == 0 && !(strategy.sync_batch_norm && comm->size() > 1);
+  }
+
   void agree_on_usual_weight(double own) {
     if (is_local()) {  // nobody else divides by it
       usual_weight = own > 0 ? own : 1;
@@ -341,6 +348,9 @@ bool DistributedOptimizer::run_all(int64_t samples, const SliceLoss& loss, bool 
     return false;
   }
   s.micro_batch->close_window(cuts, s.strategy.gradient_merge);
+  if (can_slice && s.may_choose_parts()) {
+    s.micro_batch->prefer(s.memory->quickest_part(s.micro_batch->largest_part(s.merge, samples)));
+  }
   return true;
 }
 

@@ -80,8 +80,17 @@ MemoryStrategy::MemoryStrategy(const RecomputeConfigs& configs) : configs_(confi
   counting_ = std::make_unique<memory::BudgetAllocatorScope>(allocator);
   memory::set_owner_source(&compat::current_op);
   const auto budget = memory::budget_bytes(configs.memory_budget);
+  memory::OffloadFile::Speed disk;
+  if (configs.enable_offload) {
+    file_ = std::make_shared<memory::OffloadFile>();
+    disk = file_->measure();
+    counted_ = file_->statistics();
+    log::info("offload", format("the disk takes {}/s and gives {}/s",
+                                byte_size_text(static_cast<int64_t>(disk.write)),
+                                byte_size_text(static_cast<int64_t>(disk.read))));
+  }
   allocator.counter().set_budget(budget);
-  plans_ = std::make_unique<memory::BudgetPlans>(budget, allocator.counter());
+  plans_ = std::make_unique<memory::BudgetPlans>(budget, allocator.counter(), disk);
 }
 
 MemoryStrategy::~MemoryStrategy() {
@@ -114,6 +123,8 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
   if (memory_->configs_.enable_offload) {
     if (!memory_->file_) memory_->file_ = std::make_shared<memory::OffloadFile>();
     offload_.emplace(memory_->file_);
+    if (memory_->plans_) offload_->max_queued = 0;  // plans count on what left being gone
+    offload_->waits = profiler != nullptr;
   }
   scope_.emplace(*policy_, std::move(profiler), offload_ ? &*offload_ : nullptr);
 }

@@ -53,6 +53,11 @@ class MemoryStrategy {
   /// Memory was short: true when the same parts may fit with another plan.
   bool plan_again();
 
+  /// The size of part that is quickest within the budget, `largest` being one that fits.
+  int64_t quickest_part(int64_t largest) const {
+    return plans_ ? plans_->quickest_part(largest) : largest;
+  }
+
   /// Of what happened since the last call; says it once, after the first update.
   MemoryReport report_of_call(bool updated);
   /// A call failed: what is in the file is of no use, and the next forward opens another.

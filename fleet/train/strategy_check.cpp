@@ -115,7 +115,11 @@ class Check {
                  configs.k_steps, configs.micro_batch_size));
     }
     if (strategy_.gradient_merge && configs.k_steps == 1 && configs.micro_batch_size == 0) {
-      remark("gradient_merge with k_steps = 1 merges nothing: every batch is an update");
+      const bool is_planned =
+          strategy_.recompute && !strategy_.recompute_configs.memory_budget.empty();
+      remark(is_planned
+                 ? "gradient_merge leaves the size of parts to the plan for memory_budget"
+                 : "gradient_merge with k_steps = 1 merges nothing: every batch is an update");
     }
   }
 

@@ -101,6 +101,17 @@ TEST(OffloadTest, CheckpointsLeaveAndGradientsAreTheSameBitForBit) {
   EXPECT_EQ(Region::alive(), 0);
 }
 
+TEST(OffloadTest, WithoutAFileTheHostHoldsThem) {
+  const Chain chain;
+  const auto expected = chain.backward(chain.forward());
+  const Offload offload(nullptr);
+  for (const bool retain : {false, true}) {
+    const auto loss = recorded(chain, &offload);
+    expect_equal(chain.backward(loss, retain), expected);
+    if (retain) expect_equal(chain.backward(loss), expected);
+  }
+}
+
 TEST(OffloadTest, ASecondBackwardFindsWhatTheFirstFetched) {
   const Chain chain;
   const auto expected = chain.backward(chain.forward());

@@ -33,6 +33,14 @@ class AtMarks : public TapePolicy {
   Treatment treatment_;
 };
 
+// Nothing is recomputed; of three segments two leave.
+class KeptElsewhere final : public AtMarks {
+ public:
+  KeptElsewhere() : AtMarks(Treatment::kDropAtOnce) {}
+  Treatment treatment(int /*segment*/) override { return Treatment::kKeep; }
+  bool sends_out(int segment) override { return segment % 3 != 1; }
+};
+
 // Values that cheap ops made are rebuilt one by one; segments at marks are kept or dropped.
 class OneByOne final : public AtMarks {
  public:
@@ -58,7 +66,7 @@ const memory::Offload& offload() {
     auto* offload = new memory::Offload(
         std::make_shared<memory::OffloadFile>(memory::OffloadOptions{.page_cache = true}));
     offload->min_bytes = 1;
-    offload->max_queued = 0;
+    offload->waits = true;
     return offload;
   }();
   return *to_file;
@@ -88,6 +96,7 @@ const std::vector<Way>& ways() {
       {"offload", make<AtMarks>(kDrop), false, true},
       {"offload, recompute() in every second segment", make<AtMarks>(kKeep), true, true},
       {"offload, one by one in segments", make<OneByOne>(kDrop, false), false, true},
+      {"offload, everything kept", make<KeptElsewhere>(), false, true},
       {"offload, automatic cuts", make<memory::AutomaticCuts>(500, 2), false, true},
   };
   return all;

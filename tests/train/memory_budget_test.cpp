@@ -30,6 +30,8 @@ torch::nn::Sequential deep_net() {
   return net;
 }
 
+constexpr int64_t kManySamples = 8192;  // activations of 2 MiB, so that they may leave
+
 struct Trained {
   std::vector<torch::Tensor> tensors;
   int64_t peak = 0;   // of the last two updates
@@ -119,6 +121,36 @@ TEST(MemoryBudget, BelowTheLeastSplitsTheBatch) {
 }
 
 // A batch that grows is measured and planned again; a smaller one is not.
+// Parts of one size are as quick as they are: the one that is kept is no slower by its plan than
+// twice and half of it, and trains as if it had been asked for.
+TEST(MemoryBudget, ChoosesTheSizeOfPartsWhereMergingIsLeftToIt) {
+  const auto plain = train({});
+  auto strategy = within(plain.floor + (plain.peak - plain.floor) * 3 / 10);
+  strategy.gradient_merge = true;
+  const auto chosen = train(strategy, /*updates=*/24);
+  ASSERT_GT(chosen.last.parts, 1) << "no part of it fits as it is";
+  ASSERT_LE(chosen.last.parts, 64);
+  strategy.gradient_merge_configs.k_steps = 4;
+  EXPECT_EQ(train(strategy).last.parts, 4);
+}
+
+TEST(MemoryBudget, CountsOnAFileBelowWhatRecomputeAloneCanDo) {
+  const auto plain = train({}, 4, kManySamples);
+  const auto lean = [&](bool offload, double share) {
+    auto strategy = within(
+        plain.floor + static_cast<int64_t>(share * static_cast<double>(plain.peak - plain.floor)));
+    strategy.recompute_configs.enable_offload = offload;
+    return train(strategy, 6, kManySamples);
+  };
+  // The least that recompute alone brings through without splitting.
+  double share = 0.6;
+  while (share > 0.1 && lean(/*offload=*/false, share).last.parts == 1) share -= 0.05;
+  const auto away = lean(/*offload=*/true, share);
+  EXPECT_EQ(away.last.parts, 1) << share;
+  EXPECT_GT(away.last.memory.offloaded_bytes, 0);
+  EXPECT_EQ(away.last.memory.offloaded_bytes, away.last.memory.fetched_bytes);
+}
+
 TEST(MemoryBudget, AdaptsToOtherSizes) {
   at::set_num_threads(1);
   const auto plain = train({}, 6, 2048);

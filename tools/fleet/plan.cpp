@@ -23,6 +23,8 @@ using memory::Plan;
 constexpr double kGiga = 1e9;
 // Of the V100 that the guide has, by its data sheet.
 constexpr double kV100Gflops = 15700, kV100Bandwidth = 900;
+// Of PCI Express 3 with 16 lanes, as those cards have it: 15.75 GB/s, less what frames take.
+constexpr double kPcieBandwidth = 12;
 
 struct PlanCommandOptions {
   std::string model = "bert-large";
@@ -33,6 +35,7 @@ struct PlanCommandOptions {
   bool amp = false;
   double gflops = kV100Gflops;
   double bandwidth = kV100Bandwidth;
+  double offload_speed = kPcieBandwidth;
   std::string svg;
   std::string json;
   bool guide = false;
@@ -57,6 +60,11 @@ const FieldList& fields_of(const PlanCommandOptions*) {
           field<&P::bandwidth>("bandwidth", "speed of memory, for the times; a V100's")
               .above(0)
               .in_unit("GB/s"),
+          field<&P::offload_speed>("offload_speed",
+                                   "at which values leave and come back, each way; a card's to "
+                                   "the memory of its host")
+              .above(0)
+              .in_unit("GB/s"),
           field<&P::svg>("svg", "draw memory over time, and time over memory, into this file"),
           field<&P::json>("json", "write the numbers into this file"),
           field<&P::guide>("guide", "BERT-large on 32 GB beside the numbers of the guide"),
@@ -79,11 +87,13 @@ std::string added_time(double seconds, double plain) {
 }
 
 PlanModelOptions model_options(const PlanCommandOptions& options) {
-  return {.name = options.model,
-          .seq = options.seq,
-          .image = options.image,
-          .is_bf16 = options.amp,
-          .rates = {.flops = options.gflops * kGiga, .bytes = options.bandwidth * kGiga}};
+  return {
+      .name = options.model,
+      .seq = options.seq,
+      .image = options.image,
+      .is_bf16 = options.amp,
+      .rates = {.flops = options.gflops * kGiga, .bytes = options.bandwidth * kGiga},
+      .offload = {.write = options.offload_speed * kGiga, .read = options.offload_speed * kGiga}};
 }
 
 std::string sample_text(const PlanCommandOptions& options) {
@@ -98,7 +108,7 @@ struct Asked {
 
 // Plain where that fits, since nothing is quicker.
 Asked ask(PlanModel& model, int64_t batch, int64_t budget) {
-  for (const auto way : {Way::kPlain, Way::kPlanned}) {
+  for (const auto way : {Way::kPlain, Way::kPlanned, Way::kPlannedWithOffload}) {
     if (auto plan = plan_within(model, way, batch, budget)) return {way, plan};
   }
   return {};
@@ -107,7 +117,7 @@ Asked ask(PlanModel& model, int64_t batch, int64_t budget) {
 void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, int64_t budget,
           const Plan& planned) {
   const auto& profile = model.profile(batch);
-  const memory::PlanSimulation simulation(profile);
+  const memory::PlanSimulation simulation(profile, model.offload());
   PlanPicture picture{.title = format("{}, {}, batch {}: one step{}", options.model,
                                       sample_text(options), batch, options.amp ? " in bf16" : ""),
                       .budget = budget};
@@ -153,8 +163,8 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
   }
   print(
       format("times by a model: {:.0f} GFLOP/s or {:.0f} GB/s, whichever is slower for an op, "
-             "backward twice forward",
-             options.gflops, options.bandwidth));
+             "backward twice forward; offload {:.0f} GB/s each way",
+             options.gflops, options.bandwidth, options.offload_speed));
   print(format("\n{:<24}{:>8}{:>14}{:>16}{:>16}", "", "batch", "peak", "time/sample",
                "against plain"));
   std::string json;
@@ -173,6 +183,7 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
   const auto plain = largest_batch(model, Way::kPlain, budget);
   const auto blocks = largest_batch(model, Way::kEveryBlock, budget);
   const auto planned = largest_batch(model, Way::kPlanned, budget);
+  const auto offloaded = largest_batch(model, Way::kPlannedWithOffload, budget);
   row("plain, largest", plain);
   row("every block, largest", blocks);
   if (blocks.samples > 0) {
@@ -181,20 +192,29 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
     }
   }
   row("planned, largest", planned);
-  if (planned.samples == 0) {
-    throw Error(
-        "plan",
-        format("not one sample fits into {}, whatever is recomputed", byte_size_text(budget)),
-        "give a larger --budget, or a shorter --seq");
+  if (planned.samples > 0) {
+    if (auto plan = plan_within(model, Way::kPlannedWithOffload, planned.samples, budget)) {
+      row("with offload, as many", {planned.samples, std::move(plan)});
+    }
+  }
+  row("with offload, largest", offloaded);
+  if (offloaded.samples == 0) {
+    throw Error("plan",
+                format("not one sample fits into {}, whatever is recomputed or sent out",
+                       byte_size_text(budget)),
+                "give a larger --budget, or a shorter --seq");
   }
   std::string asked_json;
-  auto drawn = planned;
+  auto drawn = planned.samples > 0 ? planned : offloaded;
   if (options.batch > 0) {
     const auto asked = ask(model, options.batch, budget);
     if (asked.plan) {
       drawn = {options.batch, asked.plan};
       print(format("\nbatch {} fits {}: {}, {} at the peak, {:.3f} s a step ({} against plain)",
-                   options.batch, asked.way == Way::kPlain ? "as it is" : "by a plan",
+                   options.batch,
+                   asked.way == Way::kPlain     ? "as it is"
+                   : asked.way == Way::kPlanned ? "by a plan"
+                                                : "by a plan with offload",
                    asked.plan->describe(), byte_size_text(asked.plan->predicted_peak),
                    asked.plan->predicted_seconds,
                    added_time(asked.plan->predicted_seconds, asked.plan->plain_seconds)));
@@ -204,7 +224,7 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
           options.batch, name_of(*asked.way), asked.plan->predicted_peak,
           asked.plan->predicted_seconds);
     } else {
-      const auto parts = (options.batch + planned.samples - 1) / planned.samples;
+      const auto parts = (options.batch + offloaded.samples - 1) / offloaded.samples;
       print(
           format("\nbatch {} does not fit at once; gradient_merge takes it in {} parts of up to "
                  "{} samples",
@@ -230,7 +250,7 @@ void compare_with_guide(PlanCommandOptions options) {
   options.model = "bert-large";
   constexpr int64_t kBudget = int64_t{32} << 30;
   struct Column {
-    LargestBatch plain, blocks, planned;
+    LargestBatch plain, blocks, planned, offloaded;
   } columns[2];
   for (const bool amp : {false, true}) {
     options.amp = amp;
@@ -238,7 +258,8 @@ void compare_with_guide(PlanCommandOptions options) {
     auto& column = columns[amp ? 1 : 0];
     column = {largest_batch(model, Way::kPlain, kBudget),
               largest_batch(model, Way::kEveryBlock, kBudget),
-              largest_batch(model, Way::kPlanned, kBudget)};
+              largest_batch(model, Way::kPlanned, kBudget),
+              largest_batch(model, Way::kPlannedWithOffload, kBudget)};
   }
   const auto speed = [](const LargestBatch& way) {
     return format("{} ({:.2f})", way.samples,
@@ -258,6 +279,8 @@ void compare_with_guide(PlanCommandOptions options) {
       columns[1].blocks);
   row(format("Fleet, predicted, seq {}, planned", options.seq), columns[0].planned,
       columns[1].planned);
+  row(format("Fleet, predicted, seq {}, planned + offload", options.seq), columns[0].offloaded,
+      columns[1].offloaded);
   print(format(
       "\nThe guide's program has samples of up to 512 tokens; it does not name its cards, and "
       "V100s "

@@ -67,12 +67,18 @@ Net make(const PlanModelOptions& options) {
   return {};
 }
 
+memory::PlanOptions plan_options(const PlanModel& model, Way way, int64_t budget = 0) {
+  memory::PlanOptions options{.budget = budget};
+  if (way == Way::kPlannedWithOffload) options.disk = model.offload();
+  return options;
+}
+
 // Of the least that this way can do with so many samples.
 int64_t least_peak(PlanModel& model, Way way, int64_t samples) {
   const auto& profile = model.profile(samples);
   if (way == Way::kPlain) return memory::keep_everything(profile).predicted_peak;
   if (way == Way::kEveryBlock) return memory::recompute_between_checkpoints(profile).predicted_peak;
-  return memory::least_memory(profile).predicted_peak;
+  return memory::least_memory(profile, plan_options(model, way)).predicted_peak;
 }
 
 }  // namespace
@@ -83,7 +89,8 @@ std::vector<std::string_view> planned_models() {
   return names;
 }
 
-PlanModel::PlanModel(const PlanModelOptions& options) : rates_(options.rates) {
+PlanModel::PlanModel(const PlanModelOptions& options)
+    : rates_(options.rates), offload_(options.offload) {
   auto& counter = memory::BudgetAllocator::meta().counter();
   const auto before = counter.live();
   auto net = make(options);
@@ -108,16 +115,30 @@ const memory::StepProfile& PlanModel::profile(int64_t samples) {
 }
 
 std::string_view name_of(Way way) {
-  return way == Way::kPlain ? "plain" : way == Way::kEveryBlock ? "every block" : "planned";
+  switch (way) {
+    case Way::kPlain:
+      return "plain";
+    case Way::kEveryBlock:
+      return "every block";
+    case Way::kPlanned:
+      return "planned";
+    case Way::kPlannedWithOffload:
+      return "planned + offload";
+  }
+  return "";
 }
 
 std::shared_ptr<const Plan> plan_within(PlanModel& model, Way way, int64_t samples,
                                         int64_t budget) {
   const auto& profile = model.profile(samples);
   std::optional<Plan> plan;
-  if (way == Way::kPlain) plan = memory::keep_everything(profile);
-  if (way == Way::kEveryBlock) plan = memory::recompute_between_checkpoints(profile);
-  if (way == Way::kPlanned) plan = memory::make_plan(profile, {.budget = budget});
+  if (way == Way::kPlain) {
+    plan = memory::keep_everything(profile);
+  } else if (way == Way::kEveryBlock) {
+    plan = memory::recompute_between_checkpoints(profile);
+  } else {
+    plan = memory::make_plan(profile, plan_options(model, way, budget));
+  }
   if (!plan || plan->predicted_peak > budget) return nullptr;
   return std::make_shared<const Plan>(std::move(*plan));
 }

@@ -23,6 +23,7 @@ struct PlanModelOptions {
   int64_t image = 224;  // pixels each way, of a model of images
   bool is_bf16 = false;
   memory::MachineRates rates;
+  memory::OffloadFile::Speed offload;
 };
 
 /// A model on meta tensors, with gradients and the state of Adam, and what its steps would take.
@@ -31,6 +32,7 @@ class PlanModel {
   explicit PlanModel(const PlanModelOptions& options);
 
   const memory::StepProfile& profile(int64_t samples);
+  const memory::OffloadFile::Speed& offload() const { return offload_; }
   int64_t parameters() const { return parameters_; }
   /// What is there between steps.
   int64_t fixed_bytes() const { return fixed_bytes_; }
@@ -38,6 +40,7 @@ class PlanModel {
  private:
   memory::BudgetAllocatorScope counting_{memory::BudgetAllocator::meta()};
   memory::MachineRates rates_;
+  memory::OffloadFile::Speed offload_;
   std::function<torch::Tensor(int64_t samples)> loss_;
   std::vector<torch::Tensor> state_;  // of the optimizer
   std::map<int64_t, memory::StepProfile> profiles_;
@@ -46,7 +49,7 @@ class PlanModel {
 };
 
 /// What recompute can be told to do.
-enum class Way { kPlain, kEveryBlock, kPlanned };
+enum class Way { kPlain, kEveryBlock, kPlanned, kPlannedWithOffload };
 std::string_view name_of(Way way);
 
 /// The plan by which a step of so many samples stays within the budget; none when there is none.
