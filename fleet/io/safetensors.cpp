@@ -104,6 +104,12 @@ std::string header_text(const std::vector<const SafetensorsItem*>& items,
 
 }  // namespace
 
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text;
+  for (const int64_t size : shape) text += format("{}{}", text.empty() ? "" : " x ", size);
+  return text.empty() ? "one number" : text;
+}
+
 SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
   file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // no waiting for a pipe's writer
   struct stat status {};

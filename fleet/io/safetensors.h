@@ -86,6 +86,9 @@ uint64_t write_safetensors(const std::filesystem::path& path,
                            const std::vector<NamedTensor>& tensors,
                            const SafetensorsMetadata& metadata = {});
 
+/// "3 x 4", for messages.
+std::string shape_text(at::IntArrayRef shape);
+
 /// "F32"; empty for a type that the format or Fleet does not have.
 std::string_view safetensors_type_name(torch::ScalarType dtype);
 

@@ -170,9 +170,8 @@ void remove_older_snapshots(const fs::path& dir, int64_t step, int keep) {
 SnapshotReader::SnapshotReader(const fs::path& dir, int64_t step)
     : folder_(snapshot_folder(dir, step)) {
   if (!fs::exists(folder_ / kHashes)) refuse(kHashes, "it is missing");
-  std::string_view text;
-  const auto whole = file_text(folder_ / kHashes);
-  for (text = whole; !text.empty();) {
+  const auto list = file_text(folder_ / kHashes);
+  for (std::string_view text = list; !text.empty();) {
     const auto line = text.substr(0, text.find('\n'));
     const auto hash = parsed_hash(line.substr(0, kHashDigits));
     const bool is_whole = line.size() < text.size() && hash && line.size() > kHashDigits + 2 &&
