@@ -248,6 +248,8 @@ LocalSgd::State LocalSgd::state() const {
           .window_steps = window_.steps,
           .window_weight = window_.weight,
           .window_loss_sum = window_.loss_sum,
+          .window_lr = window_.lr,
+          .window_updates = window_.updates,
           .interval = interval_ ? interval_->state() : AdaptiveInterval::State{},
           .anchor = anchor_,
           .velocity = outer_.velocity(),
@@ -260,7 +262,9 @@ void LocalSgd::set_state(const State& state) {
   step_ = state.step;
   window_ = {.steps = state.window_steps,
              .weight = state.window_weight,
-             .loss_sum = state.window_loss_sum};
+             .loss_sum = state.window_loss_sum,
+             .lr = state.window_lr,
+             .updates = state.window_updates};
   if (interval_) interval_->set_state(state.interval);
   const auto copy = [](const std::vector<torch::Tensor>& from,
                        const std::vector<torch::Tensor>& to) {
@@ -270,6 +274,22 @@ void LocalSgd::set_state(const State& state) {
   copy(state.anchor, anchor_);
   copy(state.velocity, outer_.velocity());
   buffers_.set_common(state.buffers);
+}
+
+const FieldList& fields_of(const LocalSgd::State*) {
+  using S = LocalSgd::State;
+  static const FieldList list{
+      .area = "local_sgd",
+      .fields = {
+          field<&S::step>("step", "updates so far, synchronous ones among them").at_least(0),
+          field<&S::window_steps>("window_steps", "updates since the last average").at_least(0),
+          field<&S::window_weight>("window_weight", "what they learned from").at_least(0),
+          field<&S::window_loss_sum>("window_loss_sum", "their losses, weighed"),
+          field<&S::window_lr>("window_lr", "rate of the last of them"),
+          field<&S::window_updates>("window_updates", "updates of the optimizer at that time"),
+          field<&S::interval>("interval", "of adaptive local SGD"),
+      }};
+  return list;
 }
 
 }  // namespace fleet
