@@ -38,4 +38,5 @@
 #include "fleet/precision/grad_scaler.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/distributed_strategy.h"
+#include "fleet/train/snapshots.h"
 #include "fleet/train/train_config.h"

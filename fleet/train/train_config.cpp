@@ -17,6 +17,7 @@ TrainConfig parse_with(const OptionsRef* own, int argc, const char* const* argv,
   CommandLine line{.about = help.about, .groups = {}, .examples = help.examples};
   if (own) line.groups.push_back({"This program", *own});
   line.groups.push_back({"Training", config});
+  line.groups.push_back({"Snapshots (docs/snapshots.md)", config.snapshots});
   line.groups.push_back({"Strategy (docs/strategy.md)", config.strategy});
   if (line.examples.empty()) {
     const std::string program = program_name(argc, argv);
