@@ -11,5 +11,7 @@ std::vector<Row> bench_allreduce();
 std::vector<Row> bench_data_parallel();
 std::vector<Row> bench_memory();
 std::vector<Row> bench_optim();
+std::vector<Row> bench_snapshot();
+std::vector<Row> bench_snapshot_large();
 
 }  // namespace fleet::bench
