@@ -1,19 +1,15 @@
 // fleet-bench NAME [--json FILE]: every figure that Fleet claims, as ratios from one run.
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "fleet/comm/store.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/nearest_name.h"
 
 #include "bench/benches.h"
+#include "bench/rank_processes.h"
 
 namespace fleet::bench {
 namespace {
@@ -23,6 +19,7 @@ struct Benchmark {
   const char* what;
   int ranks;
   std::vector<Row> (*run)();
+  int (*start)(int ranks, char** argv) = run_as_ranks;  // with several ranks
 };
 
 constexpr std::array kBenchmarks = {
@@ -30,6 +27,12 @@ constexpr std::array kBenchmarks = {
               bench_allreduce},
     Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2,
               bench_data_parallel},
+    Benchmark{"images", "JPEG files to batches, beside PyTorch with Pillow (FLEET_PYTHON names it)",
+              1, bench_images},
+    Benchmark{"local-sgd", "Fashion-MNIST on two hosts and a link of 100 Mbit/s (needs root)", 2,
+              bench_local_sgd, run_on_two_hosts},
+    Benchmark{"local-sgd-accuracy", "Fashion-MNIST by local SGD: what longer intervals cost", 2,
+              bench_local_sgd_accuracy},
     Benchmark{"memory", "recompute: what a batch costs in time and memory, planned and by hand", 1,
               bench_memory},
     Benchmark{"optim", "one update: each optimizer beside a triad and the engine's own", 1,
@@ -42,7 +45,7 @@ constexpr std::array kBenchmarks = {
 
 std::string usage() {
   std::string text = "fleet-bench NAME [--json FILE]\n\n";
-  for (const auto& item : kBenchmarks) text += format("  {:<16} {}\n", item.name, item.what);
+  for (const auto& item : kBenchmarks) text += format("  {:<20} {}\n", item.name, item.what);
   return text +
          "\nExamples:\n  fleet-bench allreduce\n  fleet-bench data-parallel --json result.json\n";
 }
@@ -55,38 +58,6 @@ const Benchmark& find(const std::string& name) {
   }
   throw UsageError("bench", format("there is no benchmark '{}'{}", name, did_you_mean(name, names)),
                    "run fleet-bench --help");
-}
-
-// Starts this program again, once per rank, with a store of its own.
-int run_as_ranks(int ranks, char** argv) {
-  const auto store = comm::Store::host(0, std::chrono::seconds(60));
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::string> added = {format("RANK={}", rank),
-                                      format("WORLD_SIZE={}", ranks),
-                                      format("LOCAL_RANK={}", rank),
-                                      format("LOCAL_WORLD_SIZE={}", ranks),
-                                      "MASTER_ADDR=127.0.0.1",
-                                      format("MASTER_PORT={}", store.port()),
-                                      "TORCHELASTIC_USE_AGENT_STORE=True"};
-    std::vector<char*> environment;
-    environment.reserve(added.size() + 1);
-    for (auto& item : added) environment.push_back(item.data());
-    for (char** item = environ; *item != nullptr; ++item) environment.push_back(*item);
-    environment.push_back(nullptr);
-    pid_t pid = 0;
-    if (::posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, argv, environment.data()) != 0) {
-      throw Error("bench", "cannot start a rank");
-    }
-    children.push_back(pid);
-  }
-  int worst = 0;
-  for (const pid_t pid : children) {
-    int status = 0;
-    ::waitpid(pid, &status, 0);
-    worst = std::max(worst, WIFEXITED(status) ? WEXITSTATUS(status) : 1);
-  }
-  return worst;
 }
 
 int body(int argc, char** argv) {
@@ -110,7 +81,7 @@ int body(int argc, char** argv) {
   if (name.empty()) throw UsageError("bench", "which benchmark?", usage());
   const auto& benchmark = find(name);
   if (benchmark.ranks > 1 && std::getenv("RANK") == nullptr)
-    return run_as_ranks(benchmark.ranks, argv);
+    return benchmark.start(benchmark.ranks, argv);
 
   init();
   const auto rows = benchmark.run();

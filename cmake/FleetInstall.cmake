@@ -30,6 +30,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/fleet DESTINATION ${CMAKE_INSTALL_INCLUD
   PATTERN extent_list.h EXCLUDE
   PATTERN nccl_plugin.h EXCLUDE
   PATTERN peer_watch.h EXCLUDE
+  PATTERN resize_kernels.h EXCLUDE
   PATTERN safetensors_header.h EXCLUDE)
 
 install(EXPORT fleetTargets NAMESPACE fleet:: DESTINATION ${package_dir})

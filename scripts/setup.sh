@@ -73,5 +73,5 @@ configure_and_build() {
   cmake --build build --target "$@" || fail "the build failed" "see the first error above"
 }
 
-packages_to_run=(g++ cmake ninja-build ccache python3-pip ca-certificates nlohmann-json3-dev zlib1g-dev libbenchmark-dev dataset-fashion-mnist)
+packages_to_run=(g++ cmake ninja-build ccache python3-pip ca-certificates nlohmann-json3-dev zlib1g-dev libjpeg62-turbo-dev libbenchmark-dev dataset-fashion-mnist)
 packages_to_test=(libgtest-dev iproute2 procps clang-format)

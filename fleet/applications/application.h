@@ -7,6 +7,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "fleet/train/distributed_strategy.h"
+
 namespace fleet::applications {
 
 /// What the models here have in common. It holds one as TORCH_MODULE's classes do: copies share it.
@@ -43,6 +45,15 @@ class Application : public torch::nn::ModuleHolder<Impl> {
 
   /// The names of the values between blocks, in the order in which forward computes them.
   std::vector<std::string> checkpoints() const { return this->ptr()->checkpoints(); }
+
+  /// The strategy with these checkpoints, where it asks for recompute and says neither at which
+  /// values nor for how much memory.
+  DistributedStrategy with_checkpoints(DistributedStrategy strategy) const {
+    auto& configs = strategy.recompute_configs;
+    if (strategy.recompute && configs.checkpoints.empty() && configs.memory_budget.empty())
+      configs.checkpoints = checkpoints();
+    return strategy;
+  }
 
   std::vector<torch::Tensor> parameters() const { return this->ptr()->parameters(); }
 };

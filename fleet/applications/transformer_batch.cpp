@@ -5,6 +5,11 @@
 
 namespace fleet {
 
+TransformerBatch TransformerBatch::padded(const torch::Tensor& source, const torch::Tensor& target,
+                                          int64_t pad) {
+  return {source, source.ne(pad), target, target.narrow(1, 1, target.size(1) - 1).ne(pad)};
+}
+
 TransformerBatch TransformerBatch::slice(int64_t begin, int64_t end) const {
   if (begin < 0 || begin > end || end > size()) {
     throw Error("transformer", format("samples [{}, {}) of a batch of {}", begin, end, size()),

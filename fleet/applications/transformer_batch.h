@@ -19,6 +19,10 @@ struct TransformerBatch {
   torch::Tensor target_mask;     // N x T, of what is to be predicted; undefined: no padding
   double tokens_per_sample = 0;  // of the whole batch; 0: this is the whole batch
 
+  /// Of rows that are filled up with `pad`, as ParallelText and synthetic_translation give them.
+  static TransformerBatch padded(const torch::Tensor& source, const torch::Tensor& target,
+                                 int64_t pad = 0);
+
   int64_t size() const { return source.defined() ? source.size(0) : 0; }
 
   /// Samples [begin, end). On the meta device, which has no masks to look at, no target counts as

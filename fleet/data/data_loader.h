@@ -4,11 +4,15 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "fleet/data/dataset.h"
 #include "fleet/data/sharded_sampler.h"
 
 namespace fleet {
+
+template <typename T>
+class ReadAhead;
 
 struct LoaderOptions {
   int64_t batch_size = 1;  ///< samples per update on one rank
@@ -26,18 +30,27 @@ struct LoaderOptions {
 /// seed, each once per epoch over all ranks. Leaving a loop early is fine. What the data set
 /// throws is thrown from the loop. One thread may use a loader at a time.
 ///
+/// A loop over the loader itself goes over what is left of the epoch that it is in, as with
+/// MaskedText; `epoch(n)` over the one that is named.
+///
 ///   DataLoader loader(train_set, {.batch_size = 64, .seed = 1, .rank = rank, .world_size = 2});
-///   for (int64_t epoch = loader.state().epoch; epoch < 10; ++epoch)
-///     for (const Batch& batch : loader.epoch(epoch)) train_on(batch);
+///   while (loader.state().epoch < 10)
+///     for (const Batch& batch : loader) train_on(batch);
 class DataLoader {
  public:
   class Epoch;
+  class Iterator;
 
   DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
 
   /// The batches of `epoch`; right after `restore`, those that are left of it. The loader must
   /// outlive the range.
   Epoch epoch(int64_t epoch);
+
+  /// Goes on behind the batch that was handed out last, up to the end of its epoch. The loader must
+  /// outlive the iterator.
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
 
   /// The same on every rank.
   int64_t batches_per_epoch() const { return position_.updates_per_epoch(); }
@@ -61,23 +74,6 @@ class DataLoader {
 /// One pass over an epoch: a range for one loop.
 class DataLoader::Epoch {
  public:
-  class Iterator {
-   public:
-    using iterator_category = std::input_iterator_tag;
-    using value_type = Batch;
-    using difference_type = std::ptrdiff_t;
-
-    explicit Iterator(Epoch* epoch) : epoch_(epoch) {}
-    const Batch& operator*() const { return *epoch_->current_; }
-    const Batch* operator->() const { return &*epoch_->current_; }
-    Iterator& operator++() { return epoch_->advance(), *this; }
-    void operator++(int) { epoch_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !epoch_->current_; }
-
-   private:
-    Epoch* epoch_;
-  };
-
   ~Epoch();
   Epoch(const Epoch&) = delete;
   Epoch& operator=(const Epoch&) = delete;
@@ -87,7 +83,6 @@ class DataLoader::Epoch {
 
  private:
   friend class DataLoader;
-  class Worker;
 
   Epoch(DataLoader& loader, int64_t epoch, int64_t first_update);
   void advance();
@@ -95,8 +90,26 @@ class DataLoader::Epoch {
   DataLoader& loader_;
   int64_t epoch_;
   int64_t next_update_;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<ReadAhead<Batch>> batches_;
   std::optional<Batch> current_;
+};
+
+class DataLoader::Iterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = Batch;
+  using difference_type = std::ptrdiff_t;
+
+  /// Keeps `epoch` alive when it shares its ownership.
+  explicit Iterator(std::shared_ptr<Epoch> epoch) : epoch_(std::move(epoch)) {}
+  const Batch& operator*() const { return *epoch_->current_; }
+  const Batch* operator->() const { return &*epoch_->current_; }
+  Iterator& operator++() { return epoch_->advance(), *this; }
+  void operator++(int) { epoch_->advance(); }
+  bool operator==(std::default_sentinel_t) const { return !epoch_->current_; }
+
+ private:
+  std::shared_ptr<Epoch> epoch_;
 };
 
 }  // namespace fleet

@@ -26,7 +26,12 @@ class Dataset {
 
   virtual int64_t size() const = 0;
 
-  /// The samples `indices`, each in [0, size()), in that order.
+  /// Changes when the samples do, so that a position in other samples is not taken for one in
+  /// these; 0 says nothing about them.
+  virtual int64_t fingerprint() const { return 0; }
+
+  /// The samples `indices`, each in [0, size()), in that order. One that cannot be had may be left
+  /// out, if that follows from the arguments too.
   virtual Batch get(std::span<const int64_t> indices, int64_t epoch) const = 0;
 };
 

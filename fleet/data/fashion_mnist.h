@@ -4,10 +4,9 @@
 #include <memory>
 
 #include "fleet/data/in_memory_images.h"
+#include "fleet/data/phase.h"
 
 namespace fleet {
-
-enum class Phase { kTrain, kTest };
 
 /// Where Debian's package dataset-fashion-mnist puts its files.
 inline constexpr const char* kFashionMnistDir = "/usr/share/datasets/fashion-mnist";

@@ -9,6 +9,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/data/read_ahead.h"
 #include "fleet/data/split_mix.h"
 
 namespace fleet {
@@ -38,6 +39,7 @@ void check(const MaskedTextOptions& options, int64_t samples) {
     problems.push_back(format("a batch of {} tokens has no room for a sample of max_seq_len {}",
                               o.batch_size, o.max_seq_len));
   }
+  if (o.prefetch < 0) problems.push_back(format("prefetch is {}, below 0", o.prefetch));
   if (o.world_size < 1) {
     problems.push_back(format("world_size is {}, below 1", o.world_size));
   } else if (o.rank < 0 || o.rank >= o.world_size) {
@@ -79,13 +81,15 @@ Row joined(const TextSample& first, const TextSample& second, bool follows, int6
   return row;
 }
 
+bool may_be_masked(int64_t id, const Vocabulary& vocabulary) {
+  return id != vocabulary.start() && id != vocabulary.separator() && id != vocabulary.pad();
+}
+
 void mask(Row& row, SplitMix64 random, const Vocabulary& vocabulary,
           const std::vector<int32_t>& words, double share) {
   std::vector<int32_t> places;
   for (size_t i = 0; i < row.tokens.size(); ++i) {
-    const int64_t id = row.tokens[i];
-    if (id != vocabulary.start() && id != vocabulary.separator() && id != vocabulary.pad())
-      places.push_back(static_cast<int32_t>(i));
+    if (may_be_masked(row.tokens[i], vocabulary)) places.push_back(static_cast<int32_t>(i));
   }
   const auto wanted = std::lround(share * static_cast<double>(places.size()));
   const auto count = std::min(places.size(), static_cast<size_t>(std::max<int64_t>(1, wanted)));
@@ -229,11 +233,29 @@ BertBatch MaskedText::next() {
     return now.order.data() + begin + (end - begin) * rank / options_.world_size;
   };
   auto batch = make_batch(cut(options_.rank), cut(options_.rank + 1), epoch_);
-  if (++next_update_ == std::ssize(now.updates)) {
-    ++epoch_;
-    next_update_ = 0;
-  }
+  walk_on();
   return batch;
+}
+
+void MaskedText::walk_on() {
+  if (++next_update_ < std::ssize(plan(epoch_).updates)) return;
+  ++epoch_;
+  next_update_ = 0;
+}
+
+MaskedText::Iterator::Iterator(MaskedText* data) : data_(data), epoch_(data->epoch()) {
+  const int64_t left = data->updates_in(epoch_) - data->next_update_;
+  batches_ = std::make_shared<ReadAhead<BertBatch>>(
+      [ahead = *data]() mutable { return ahead.next(); }, left, data->options_.prefetch);
+  ++*this;
+}
+
+MaskedText::Iterator& MaskedText::Iterator::operator++() {
+  current_.reset();  // before the next is awaited, so that its memory is free for reuse
+  if (data_->epoch() != epoch_) return *this;
+  current_ = batches_->take();
+  data_->walk_on();
+  return *this;
 }
 
 BertBatch MaskedText::make_batch(const int64_t* begin, const int64_t* end, int64_t epoch) const {
@@ -278,6 +300,22 @@ BertBatch MaskedText::make_batch(const int64_t* begin, const int64_t* end, int64
   return batch;
 }
 
+torch::Tensor MaskedText::token_counts() const {
+  std::vector<int64_t> counts(static_cast<size_t>(vocabulary_->size()));
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < size(); ++i) {
+    const auto sample = (*samples_)[i];
+    tokens.assign(sample.tokens.begin(), sample.tokens.end());
+    for (size_t m = 0; m < sample.masked_positions.size(); ++m) {
+      tokens[static_cast<size_t>(sample.masked_positions[m])] = sample.masked_labels[m];
+    }
+    for (const int32_t id : tokens) {
+      if (may_be_masked(id, *vocabulary_)) ++counts[static_cast<size_t>(id)];
+    }
+  }
+  return tensor_of(counts);
+}
+
 MaskedTextState MaskedText::state() const {
   return {.seed = options_.seed,
           .epoch = epoch_,
@@ -320,7 +358,7 @@ void MaskedText::restore(const MaskedTextState& saved) {
 
 MaskedText load_digital_dataset_from_file(const MaskedTextOptions& options) {
   auto vocabulary = Vocabulary::load(options.vocab_path);
-  auto samples = TextSamples::load(options.data_dir, vocabulary, options.max_seq_len);
+  auto samples = TextSamples::load(options.data_dir, vocabulary, options.max_seq_len, options.list);
   return {std::move(samples), std::move(vocabulary), options};
 }
 

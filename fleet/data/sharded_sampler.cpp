@@ -12,7 +12,7 @@ namespace fleet {
 
 const FieldList& fields_of(const SamplerState*) {
   using S = SamplerState;
-  static_assert(sizeof(S) == 6 * sizeof(int64_t), "every field belongs into the list");
+  static_assert(sizeof(S) == 7 * sizeof(int64_t), "every field belongs into the list");
   static const FieldList list{
       .area = "data",
       .fields = {
@@ -23,6 +23,7 @@ const FieldList& fields_of(const SamplerState*) {
           field<&S::global_batch>("global_batch", "samples per update on all ranks").at_least(0),
           field<&S::shuffle>("shuffle", "another order in every epoch"),
           field<&S::drop_last>("drop_last", "without a short global batch at the end"),
+          field<&S::fingerprint>("fingerprint", "of the samples"),
       }};
   return list;
 }
@@ -35,7 +36,7 @@ SamplerState in_batches_of(SamplerState state, int64_t global_batch) {
 
 ShardedSampler::ShardedSampler(int64_t dataset_size, const SamplerOptions& options)
     : dataset_size_(dataset_size), options_(options) {
-  const auto& [batch_size, seed, shuffle, drop_last, rank, world_size] = options_;
+  const auto& [batch_size, seed, shuffle, drop_last, rank, world_size, fingerprint] = options_;
   std::vector<std::string> problems;
   if (dataset_size < 1) problems.push_back(format("the data set has {} samples", dataset_size));
   if (batch_size < 1) problems.push_back(format("batch_size is {}, below 1", batch_size));
@@ -94,7 +95,8 @@ SamplerState ShardedSampler::state() const {
           .dataset_size = dataset_size_,
           .global_batch = global_batch_,
           .shuffle = options_.shuffle,
-          .drop_last = options_.drop_last};
+          .drop_last = options_.drop_last,
+          .fingerprint = options_.fingerprint};
 }
 
 void ShardedSampler::restore(const SamplerState& saved) {
@@ -105,6 +107,8 @@ void ShardedSampler::restore(const SamplerState& saved) {
   };
   compare("seed", saved.seed, here.seed);
   compare("data set size", saved.dataset_size, here.dataset_size);
+  if (saved.dataset_size == here.dataset_size && saved.fingerprint != here.fingerprint)
+    problems.emplace_back("the samples are others");
   compare("global batch (batch_size x ranks)", saved.global_batch, here.global_batch);
   compare("shuffle", saved.shuffle, here.shuffle);
   compare("drop_last", saved.drop_last, here.drop_last);

@@ -14,6 +14,7 @@ struct SamplerOptions {
   bool drop_last = false;  ///< leave out the samples that do not fill a global batch
   int64_t rank = 0;
   int64_t world_size = 1;
+  int64_t fingerprint = 0;  ///< of the samples (dataset.h)
 };
 
 /// A position between two updates, with what it presumes; goes into a snapshot. Equal on all ranks.
@@ -25,6 +26,7 @@ struct SamplerState {
   int64_t global_batch = 0;  ///< batch_size x world_size
   bool shuffle = true;
   bool drop_last = false;
+  int64_t fingerprint = 0;  ///< of the samples
 
   bool operator==(const SamplerState&) const = default;
 };

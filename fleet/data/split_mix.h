@@ -32,6 +32,9 @@ class SplitMix64 {
     return draw % bound;
   }
 
+  /// Uniform in [0, 1), in steps of 2^-53.
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
  private:
   static constexpr uint64_t kGamma = 0x9E3779B97F4A7C15;
 

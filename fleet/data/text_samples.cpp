@@ -28,6 +28,27 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& path) {
   return files;
 }
 
+std::vector<std::filesystem::path> listed_files(const std::filesystem::path& folder,
+                                                const std::string& list) {
+  std::vector<std::filesystem::path> files;
+  LineReader lines(folder / list);
+  for (std::string_view line; lines.next(line);) {
+    if (line.empty()) continue;
+    files.push_back(folder / line);
+    if (!std::filesystem::is_regular_file(files.back())) {
+      throw Error("data",
+                  format("{}:{}: there is no file {}", (folder / list).string(), lines.number(),
+                         files.back().string()),
+                  "name files of token lines by their paths from the list's folder, one per line");
+    }
+  }
+  if (files.empty()) {
+    throw Error("data", format("{} names no file", (folder / list).string()),
+                "name files of token lines, one per line");
+  }
+  return files;
+}
+
 }  // namespace
 
 // Takes lines apart; knows which one it is at.
@@ -77,18 +98,7 @@ class TextSamples::Reader {
       ++out_.too_long_;
       return;
     }
-    now.begin = std::ssize(out_.tokens_);
-    now.length = static_cast<int32_t>(tokens_.size());
-    now.masked = std::ssize(out_.masked_positions_);
-    now.masked_count = static_cast<int32_t>(positions_.size());
-    out_.tokens_.insert(out_.tokens_.end(), tokens_.begin(), tokens_.end());
-    out_.masked_positions_.insert(out_.masked_positions_.end(), positions_.begin(),
-                                  positions_.end());
-    out_.masked_labels_.insert(out_.masked_labels_.end(), labels_.begin(), labels_.end());
-    out_.follow_always_ &= now.follows;
-    for (const int32_t id : tokens_) mix(static_cast<uint64_t>(id));
-    mix(static_cast<uint64_t>(now.first_length) << 1 | (now.follows ? 1 : 0));
-    out_.lines_.push_back(now);
+    out_.append(now, tokens_, positions_, labels_);
   }
 
   void take_plain(const std::vector<std::string_view>& fields, Line& now) {
@@ -218,8 +228,6 @@ class TextSamples::Reader {
 
   static std::string shortened(std::string_view word) { return std::string(word.substr(0, 40)); }
 
-  void mix(uint64_t word) { out_.fingerprint_ = (out_.fingerprint_ ^ word) * 0x9E3779B97F4A7C15; }
-
   const Vocabulary& vocabulary_;
   const int64_t max_seq_len_;
   TextSamples& out_;
@@ -228,10 +236,11 @@ class TextSamples::Reader {
 };
 
 TextSamples TextSamples::load(const std::filesystem::path& path, const Vocabulary& vocabulary,
-                              int64_t max_seq_len) {
+                              int64_t max_seq_len, const std::string& list) {
   TextSamples samples;
   Reader reader(vocabulary, max_seq_len, samples);
-  for (const auto& file : files_of(path)) reader.read(file);
+  for (const auto& file : list.empty() ? files_of(path) : listed_files(path, list))
+    reader.read(file);
   if (samples.too_long_ > 0) {
     log::warn("data", format("{} of {} samples in {} are longer than {} tokens and are left out",
                              samples.too_long_, samples.too_long_ + samples.size(), path.string(),
@@ -243,6 +252,27 @@ TextSamples TextSamples::load(const std::filesystem::path& path, const Vocabular
                 samples.too_long_ > 0 ? "raise max_seq_len" : "make some with fleet tokenize");
   }
   return samples;
+}
+
+void TextSamples::add(const TextSample& sample) {
+  fields_ = 4;
+  append({.first_length = static_cast<int32_t>(sample.first_length), .follows = sample.follows},
+         sample.tokens, {}, {});
+}
+
+void TextSamples::append(Line line, std::span<const int32_t> tokens,
+                         std::span<const int32_t> positions, std::span<const int32_t> labels) {
+  line.begin = std::ssize(tokens_);
+  line.length = static_cast<int32_t>(tokens.size());
+  line.masked = std::ssize(masked_positions_);
+  line.masked_count = static_cast<int32_t>(positions.size());
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  masked_positions_.insert(masked_positions_.end(), positions.begin(), positions.end());
+  masked_labels_.insert(masked_labels_.end(), labels.begin(), labels.end());
+  follow_always_ &= line.follows;
+  for (const int32_t id : tokens) mix(static_cast<uint64_t>(id));
+  mix(static_cast<uint64_t>(line.first_length) << 1 | (line.follows ? 1 : 0));
+  lines_.push_back(line);
 }
 
 TextSample TextSamples::operator[](int64_t index) const {

@@ -37,9 +37,13 @@ struct TextSample {
 class TextSamples {
  public:
   /// A file, or a folder of which every file is read in the order of names but for hidden ones;
-  /// names that end in ".gz" are inflated.
+  /// names that end in ".gz" are inflated. With `list`, the folder's files that this file in it
+  /// names, one per line, in that order: the guide's "train.txt" and "val.txt".
   static TextSamples load(const std::filesystem::path& path, const Vocabulary& vocabulary,
-                          int64_t max_seq_len);
+                          int64_t max_seq_len, const std::string& list = {});
+
+  /// One more sample that is not masked yet, for those that no file holds. Nothing is checked.
+  void add(const TextSample& sample);
 
   int64_t size() const { return static_cast<int64_t>(lines_.size()); }
   TextSample operator[](int64_t index) const;
@@ -62,6 +66,11 @@ class TextSamples {
     int32_t masked_count = 0;
     bool follows = true;
   };
+
+  /// Places of `line` in the vectors below are filled in.
+  void append(Line line, std::span<const int32_t> tokens, std::span<const int32_t> positions,
+              std::span<const int32_t> labels);
+  void mix(uint64_t word) { fingerprint_ = (fingerprint_ ^ word) * 0x9E3779B97F4A7C15; }
 
   std::vector<Line> lines_;
   std::vector<int32_t> tokens_, masked_positions_, masked_labels_;

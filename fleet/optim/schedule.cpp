@@ -171,6 +171,19 @@ Schedule exponential(const ExponentialOptions& options) {
                   });
 }
 
+Schedule inverse_sqrt(const InverseSqrtOptions& options) {
+  Problems problems;
+  problems.rate("lr", options.lr);
+  problems.at_least(1, "offset", options.offset);
+  problems.refuse("an inverse square root");
+  return Schedule(format("inverse square root from {}, half of it after {} updates", options.lr,
+                         3 * options.offset),
+                  [o = options](int64_t update) {
+                    const auto offset = static_cast<double>(o.offset);
+                    return o.lr * std::sqrt(offset / (offset + static_cast<double>(update)));
+                  });
+}
+
 Schedule warmup(int64_t updates, const Schedule& then, const WarmupOptions& options) {
   Problems problems;
   problems.at_least(0, "updates", updates);

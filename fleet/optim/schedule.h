@@ -85,6 +85,14 @@ struct ExponentialOptions {
 /// lr * gamma^(update / every). Never ends.
 Schedule exponential(const ExponentialOptions& options);
 
+struct InverseSqrtOptions {
+  double lr = 0;
+  int64_t offset = 1;  // updates that count as done already: the length of the warm-up before it
+};
+/// lr * sqrt(offset / (offset + update)). Never ends. Behind a warm-up of `offset` updates it is
+/// the schedule of the Transformer (arXiv 1706.03762), whose peak is 1 / sqrt(width * offset).
+Schedule inverse_sqrt(const InverseSqrtOptions& options);
+
 struct WarmupOptions {
   double start_lr = 0;
   /// true: `then` begins to count when the warm-up is over, so nothing of it is lost and there is

@@ -129,8 +129,12 @@ void LocalSgd::send(Ending ending) {
   const torch::NoGradGuard no_grad;
   for (size_t g = 0; g < change_.size(); ++g) {
     const auto& values = arena_.groups()[g].values;
-    torch::sub_out(change_[g], values, anchor_[g]);
-    change_[g].mul_(window_.weight);
+    if (window_.weight > 0) {
+      torch::sub_out(change_[g], values, anchor_[g]);
+      change_[g].mul_(window_.weight);
+    } else {
+      change_[g].zero_();
+    }
     if (options_.delayed) sent_[g].copy_(values);
   }
   head_.zero_();

@@ -1,8 +1,5 @@
 #include "fleet/train/train_config.h"
 
-#include "fleet/core/command_line.h"
-#include "fleet/core/format.h"
-
 namespace fleet {
 namespace {
 
@@ -11,18 +8,23 @@ std::string program_name(int argc, const char* const* argv) {
   return path.empty() ? "program" : path;
 }
 
-TrainConfig parse_with(const OptionsRef* own, int argc, const char* const* argv,
-                       const TrainConfig& defaults, const ProgramHelp& help) {
+}  // namespace
+
+TrainConfig parse_train_configs(int argc, const char* const* argv,
+                                const std::vector<FlagGroup>& own, const TrainConfig& defaults,
+                                const ProgramHelp& help) {
   TrainConfig config = defaults;
-  CommandLine line{.about = help.about, .groups = {}, .examples = help.examples};
-  if (own) line.groups.push_back({"This program", *own});
+  CommandLine line{.about = help.about, .groups = own, .examples = help.examples};
   line.groups.push_back({"Training", config});
   line.groups.push_back({"Snapshots (docs/snapshots.md)", config.snapshots});
   line.groups.push_back({"Strategy (docs/strategy.md)", config.strategy});
   if (line.examples.empty()) {
-    const std::string program = program_name(argc, argv);
-    line.examples = {format("{} --batch_size 64 --epochs 2", program),
-                     format("fleetrun --nproc_per_node 2 {} --fp16_allreduce", program)};
+    line.examples = {"{} --batch_size 64 --epochs 2",
+                     "fleetrun --nproc_per_node 2 {} --fp16_allreduce"};
+  }
+  for (auto& example : line.examples) {
+    if (const auto at = example.find("{}"); at != example.npos)
+      example.replace(at, 2, program_name(argc, argv));
   }
   parse(line, argc, argv);
   if (!config.strategy_file.empty()) {
@@ -37,40 +39,48 @@ TrainConfig parse_with(const OptionsRef* own, int argc, const char* const* argv,
   return config;
 }
 
-}  // namespace
-
 const FieldList& fields_of(const TrainConfig*) {
   using C = TrainConfig;
   static const FieldList list{
       .area = "config",
-      .fields = {
-          field<&C::lr>("lr", "learning rate").at_least(0),
-          field<&C::momentum>("momentum", "of Momentum and LARS").at_least(0).below(1),
-          field<&C::beta1>("beta1", "of Adam and LAMB: decay of the mean").at_least(0).below(1),
-          field<&C::beta2>("beta2", "of Adam and LAMB: decay of the square").at_least(0).below(1),
-          field<&C::epsilon>("epsilon", "of Adam and LAMB: added to the root").at_least(0),
-          field<&C::batch_size>("batch_size", "what one update sees on a rank")
-              .at_least(1)
-              .in_unit("samples"),
-          field<&C::epochs>("epochs", "times that every sample is seen")
-              .at_least(0)
-              .in_unit("epochs"),
-          field<&C::seed>("seed", "of shuffling, initial weights and dropout").at_least(0),
-          field<&C::strategy_file>("strategy", "JSON file with a strategy, which flags can change"),
-          field<&C::plan_only>(
-              "plan_only", "print the plan for recompute_configs.memory_budget, and do not train"),
+      .fields =
+          {
+              field<&C::lr>("lr", "learning rate").at_least(0),
+              field<&C::momentum>("momentum", "of Momentum and LARS").at_least(0).below(1),
+              field<&C::beta1>("beta1", "of Adam and LAMB: decay of the mean").at_least(0).below(1),
+              field<&C::beta2>("beta2", "of Adam and LAMB: decay of the square")
+                  .at_least(0)
+                  .below(1),
+              field<&C::epsilon>("epsilon", "of Adam and LAMB: added to the root").at_least(0),
+              field<&C::batch_size>("batch_size", "what one update sees on a rank")
+                  .at_least(1)
+                  .in_unit("samples"),
+              field<&C::epochs>("epochs", "times that every sample is seen")
+                  .at_least(0)
+                  .in_unit("epochs"),
+              field<&C::seed>("seed", "of shuffling, initial weights and dropout").at_least(0),
+              field<&C::strategy_file>("strategy",
+                                       "JSON file with a strategy, which flags can change"),
+              field<&C::plan_only>(
+                  "plan_only",
+                  "print the plan for recompute_configs.memory_budget, and do not train"),
+          },
+      .absent = {
+          {"download_config",
+           "Paddle's, for programs fetched from a server; nothing is downloaded"},
+          {"gpu_ids", "Paddle's of 2020; which devices ranks get is the launcher's business"},
       }};
   return list;
 }
 
 TrainConfig parse_train_configs(int argc, const char* const* argv, const TrainConfig& defaults,
                                 const ProgramHelp& help) {
-  return parse_with(nullptr, argc, argv, defaults, help);
+  return parse_train_configs(argc, argv, std::vector<FlagGroup>(), defaults, help);
 }
 
 TrainConfig parse_train_configs(int argc, const char* const* argv, OptionsRef own,
                                 const TrainConfig& defaults, const ProgramHelp& help) {
-  return parse_with(&own, argc, argv, defaults, help);
+  return parse_train_configs(argc, argv, {{"This program", own}}, defaults, help);
 }
 
 }  // namespace fleet

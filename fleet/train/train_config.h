@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "fleet/core/command_line.h"
 #include "fleet/core/options.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/snapshot_options.h"
@@ -35,7 +36,8 @@ const FieldList& fields_of(const TrainConfig*);
 /// What the help says about a program besides its flags.
 struct ProgramHelp {
   std::string about = "trains a model";
-  std::vector<std::string> examples = {};  ///< two commands that run; made from the name when empty
+  /// Two commands that run, with {} for the program as it was called; made up when empty.
+  std::vector<std::string> examples = {};
 };
 
 /// Reads the command line, as the guide's `X.parse_train_configs()` does: the fields of TrainConfig
@@ -61,5 +63,12 @@ TrainConfig parse_train_configs(int argc, const char* const* argv, const TrainCo
 ///   auto config = fleet::parse_train_configs(argc, argv, own, {.lr = 0.05});
 TrainConfig parse_train_configs(int argc, const char* const* argv, OptionsRef own,
                                 const TrainConfig& defaults = {}, const ProgramHelp& help = {});
+
+/// With several such groups, under titles of their own.
+///
+///   auto config = fleet::parse_train_configs(argc, argv, {{"Model", model}, {"Run", run}});
+TrainConfig parse_train_configs(int argc, const char* const* argv,
+                                const std::vector<FlagGroup>& own, const TrainConfig& defaults = {},
+                                const ProgramHelp& help = {});
 
 }  // namespace fleet

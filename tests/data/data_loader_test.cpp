@@ -151,6 +151,26 @@ TEST(DataLoaderTest, ResumesAsIfNeverStopped) {
   }
 }
 
+TEST(DataLoaderTest, ALoopOverTheLoaderGoesOnWhereItWasLeft) {
+  const LoaderOptions options = {.batch_size = 3, .seed = 5};
+  const auto dataset = std::make_shared<Counting>(10);
+  DataLoader named(dataset, options), loader(dataset, options);
+  std::vector<std::vector<int64_t>> expected, got;
+  for (int64_t epoch = 0; epoch < 2; ++epoch) {
+    for (const auto& batch : epoch_of(named, epoch)) expected.push_back(batch);
+  }
+  for (const Batch& batch : loader) {
+    got.push_back(values(batch.data));
+    if (got.size() == 2) break;
+  }
+  for (const Batch& batch : loader) got.push_back(values(batch.data));
+  EXPECT_EQ(got.size(), 4u) << "up to the end of the epoch";
+  DataLoader resumed(dataset, options);
+  resumed.restore(loader.state());
+  for (const Batch& batch : resumed) got.push_back(values(batch.data));
+  EXPECT_EQ(got, expected);
+}
+
 TEST(DataLoaderTest, RefusesAnotherEpochAfterRestore) {
   const auto dataset = std::make_shared<Counting>(32);
   DataLoader loader(dataset, {.batch_size = 8});

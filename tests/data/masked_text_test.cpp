@@ -253,6 +253,45 @@ TEST_F(MaskedTextTest, LoopsOverTheRestOfAnEpoch) {
   EXPECT_EQ(data.epoch(), 1);
 }
 
+TEST_F(MaskedTextTest, BatchesMadeAheadAreTheSameOnes) {
+  auto o = options();
+  o.prefetch = 0;
+  auto here = load_digital_dataset_from_file(o);
+  o.prefetch = 3;
+  auto ahead = load_digital_dataset_from_file(o);
+  for (int64_t epoch = 0; epoch < 2; ++epoch) {
+    for (const auto& batch : ahead) {
+      ASSERT_TRUE(rows_of(batch) == rows_of(here.next()));
+      ASSERT_EQ(ahead.state(), here.state()) << "what waits does not count";
+    }
+  }
+}
+
+TEST_F(MaskedTextTest, CountsTokensThatMayBeMasked) {
+  auto data = load_digital_dataset_from_file(options());
+  const auto counts = data.token_counts();
+  EXPECT_EQ(counts.size(0), vocabulary_->size());
+  std::map<int64_t, int64_t> expected;
+  for (const auto& batch : data) {
+    for (const auto& row : rows_of(batch)) {
+      for (const int64_t id : row.first) ++expected[id];
+    }
+  }
+  for (int64_t id = 0; id < 5; ++id) EXPECT_EQ(counts[id].item<int64_t>(), 0);
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const int64_t id = kFirstWord + i;
+    EXPECT_EQ(counts[id].item<int64_t>(), expected[id]);
+  }
+
+  // Of masked files, the words that were there before.
+  auto o = options();
+  o.data_dir = folder_.write("masked", "2 4 6 3;1 1 1 1;0 0 0 0;1;7;1;0\n");
+  const auto masked = load_digital_dataset_from_file(o).token_counts();
+  EXPECT_EQ(masked[4].item<int64_t>(), 0);
+  EXPECT_EQ(masked[6].item<int64_t>(), 1);
+  EXPECT_EQ(masked[7].item<int64_t>(), 1);
+}
+
 TEST_F(MaskedTextTest, RefusesAPositionOfOtherData) {
   auto data = load_digital_dataset_from_file(options());
   auto state = data.state();
@@ -328,9 +367,10 @@ TEST_F(MaskedTextTest, RefusesOptionsThatDoNotFit) {
   o.rank = 3;
   o.world_size = 3;
   o.masked_share = 0;
+  o.prefetch = -1;
   EXPECT_TRUE(says(error_of([&] { load_digital_dataset_from_file(o); }),
                    "a batch of 40 tokens has no room for a sample of max_seq_len 45",
-                   "rank 3 is outside 0..2", "masked_share is 0"));
+                   "rank 3 is outside 0..2", "masked_share is 0", "prefetch is -1, below 0"));
   o = options();
   o.world_size = 200;
   EXPECT_TRUE(says(error_of([&] { load_digital_dataset_from_file(o); }),

@@ -154,6 +154,9 @@ TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
   EXPECT_TRUE(
       says(refusal(three_ranks.state()), "global batch (batch_size x ranks) was 6 and is now 4"));
   state = sampler.state();
+  state.fingerprint = 1;
+  EXPECT_TRUE(says(refusal(state), "the samples are others"));
+  state = sampler.state();
   state.next_update = 6;
   EXPECT_TRUE(says(refusal(state), "update 6 of epoch 0 does not exist"));
   EXPECT_EQ(sampler.state().next_update, 0) << "a refused position must not move the sampler";

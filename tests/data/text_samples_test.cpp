@@ -78,6 +78,43 @@ TEST_F(TextSamplesTest, ReadsAFolderInTheOrderOfNames) {
   EXPECT_EQ(samples[2].tokens[1], 6);
 }
 
+TEST_F(TextSamplesTest, ReadsTheFilesOfAListInItsOrder) {
+  const std::string a = "2 5 3;0 0 0;0 1 2;1\n", b = "2 6 3;0 0 0;0 1 2;1\n";
+  folder_.write("1.txt", a);
+  folder_.write("2.gz", gzip(b));
+  folder_.write("3.txt", a);
+  folder_.write("train.txt", "2.gz\n\n1.txt\n");
+  const auto samples = TextSamples::load(folder_.path(), vocabulary_, 10, "train.txt");
+  ASSERT_EQ(samples.size(), 2);
+  EXPECT_EQ(samples[0].tokens[1], 6);
+  EXPECT_EQ(samples[1].tokens[1], 5);
+}
+
+TEST_F(TextSamplesTest, NamesTheLineOfAListThatNamesNoFile) {
+  const auto refusal_of = [&](const char* text) {
+    folder_.write("val.txt", text);
+    return error_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10, "val.txt"); });
+  };
+  EXPECT_TRUE(says(refusal_of("val.txt\nnothing.gz\n"), "val.txt:2: there is no file ",
+                   "nothing.gz", "fix: name files of token lines"));
+  EXPECT_TRUE(says(refusal_of("\n"), "val.txt names no file"));
+  EXPECT_TRUE(
+      says(error_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10, "train.txt"); }),
+           "cannot read", "train.txt"));
+}
+
+TEST_F(TextSamplesTest, TakesSamplesThatNoFileHolds) {
+  TextSamples samples;
+  const Ids tokens = {2, 5, 6, 3, 7, 3};
+  samples.add({.tokens = tokens, .first_length = 4});
+  const auto read = load("2 5 6 3 7 3;0 0 0 0 1 1;0 1 2 3 4 5;1\n");
+  EXPECT_EQ(samples.fingerprint(), read.fingerprint());
+  EXPECT_EQ(listed(samples[0].tokens), tokens);
+  EXPECT_TRUE(samples.follow_always());
+  samples.add({.tokens = tokens, .first_length = 4, .follows = false});
+  EXPECT_FALSE(samples.follow_always());
+}
+
 TEST_F(TextSamplesTest, LeavesOutAndCountsWhatIsTooLong) {
   const auto ids = [](int count, const char* first, const char* middle, const char* last) {
     std::string text = first;

@@ -1,5 +1,5 @@
-# Configures Fleet itself and looks at what it says about LibTorch and CUDA. CASE: too_old, missing, of_the_user or
-# nccl_without_toolkit.
+# Configures Fleet itself and looks at what it says about LibTorch, libjpeg-turbo and CUDA. CASE: too_old, missing,
+# of_the_user, jpeg_missing or nccl_without_toolkit.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 function(configure code_result text_result)
@@ -26,6 +26,9 @@ if(CASE STREQUAL "too_old")
 elseif(CASE STREQUAL "missing")
   configure(code text -DFLEET_TORCH_HINTS=)
   expect("${text}" "LibTorch was not found: pass -DCMAKE_PREFIX_PATH=[^ ]+, or run ./run.sh" "no LibTorch")
+elseif(CASE STREQUAL "jpeg_missing")
+  configure(code text -DCMAKE_PREFIX_PATH=${TORCH} -DCMAKE_DISABLE_FIND_PACKAGE_JPEG=ON)
+  expect("${text}" "libjpeg-turbo 1.5 or newer was not found: apt-get install libjpeg62-turbo-dev" "no libjpeg-turbo")
 elseif(CASE STREQUAL "nccl_without_toolkit")
   configure(code text -DCMAKE_PREFIX_PATH=${TORCH} -DFLEET_NCCL=ON -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
   expect("${text}" "FLEET_NCCL is ON and this is missing: a CUDA toolkit.*; install it" "NCCL without CUDA")

@@ -24,7 +24,8 @@ std::vector<Schedule> one_of_each() {
           cosine({.lr = 0.4, .end_lr = 0.1, .updates = 30}),
           piecewise({.boundaries = {10, 20}, .values = {0.4, 0.2, 0.1}}),
           exponential({.lr = 0.4, .gamma = 0.5, .every = 7}),
-          exponential({.lr = 0.4, .gamma = 0.5, .every = 7, .staircase = true})};
+          exponential({.lr = 0.4, .gamma = 0.5, .every = 7, .staircase = true}),
+          inverse_sqrt({.lr = 0.4, .offset = 7})};
 }
 
 TEST(ScheduleTest, LinearGoesStraightToTheEndAndStays) {
@@ -78,6 +79,19 @@ TEST(ScheduleTest, ExponentialIsSmoothOrAStaircase) {
   EXPECT_EQ(stairs(9), 0.8);
   EXPECT_DOUBLE_EQ(stairs(10), 0.2);
   EXPECT_DOUBLE_EQ(stairs(19), 0.2);
+}
+
+TEST(ScheduleTest, InverseSquareRootBehindAWarmupIsTheTransformers) {
+  const double width = 512, updates = 4000;
+  const auto rate =
+      warmup(4000, inverse_sqrt({.lr = 1 / std::sqrt(width * updates), .offset = 4000}));
+  for (const int64_t update : {1, 2000, 4000, 16000, 100000}) {
+    const auto n = static_cast<double>(update);
+    const double paper = std::min(1 / std::sqrt(n), n * std::pow(updates, -1.5)) / std::sqrt(width);
+    EXPECT_NEAR(rate(update) / paper, 1, 1e-12) << update;
+  }
+  EXPECT_EQ(inverse_sqrt({.lr = 1, .offset = 5}).describe(),
+            "inverse square root from 1, half of it after 15 updates");
 }
 
 TEST(ScheduleTest, WarmupRisesToTheFirstRateAndThenCountsFromThere) {
@@ -198,6 +212,10 @@ TEST(ScheduleTest, RefusesAllThatMakesNoSenseAtOnce) {
             "[schedule] an exponential schedule cannot be made of these options:\n"
             "  - gamma is -1, not a finite number above 0\n"
             "  - every is 0, below 1");
+  EXPECT_EQ(error_of([] { inverse_sqrt({.lr = -1, .offset = 0}); }),
+            "[schedule] an inverse square root cannot be made of these options:\n"
+            "  - lr is -1, not a finite number of at least 0\n"
+            "  - offset is 0, below 1");
   EXPECT_EQ(error_of([] {
               const auto then = linear({.lr = 1, .updates = 10});
               warmup(11, then, {.start_lr = -1, .shift = false});

@@ -16,6 +16,7 @@ namespace {
 using testing::Comm;
 using testing::error_of;
 using testing::run_ranks;
+using testing::same_everywhere;
 
 torch::nn::Sequential make_net() {
   torch::nn::Sequential net(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
@@ -44,14 +45,6 @@ struct Rank {
   ParameterArena arena{net};
   LocalSgd local;
 };
-
-bool same_everywhere(const Comm& comm, const torch::Tensor& tensor) {
-  const auto all = comm->all_gather(tensor.detach().contiguous(), "a check");
-  for (int rank = 1; rank < comm->size(); ++rank) {
-    if (!torch::equal(all[0], all[rank])) return false;
-  }
-  return true;
-}
 
 class LocalSgdTest : public ::testing::TestWithParam<int> {};
 

@@ -45,4 +45,13 @@ inline void run_ranks(int size,
   }
 }
 
+/// Whether all ranks hold the same bits; all of them must ask.
+inline bool same_everywhere(const Comm& comm, const torch::Tensor& tensor) {
+  const auto all = comm->all_gather(tensor.detach().contiguous(), "a check");
+  for (int rank = 1; rank < comm->size(); ++rank) {
+    if (!torch::equal(all[0], all[rank])) return false;
+  }
+  return true;
+}
+
 }  // namespace fleet::testing

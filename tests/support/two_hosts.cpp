@@ -62,4 +62,9 @@ bool TwoHosts::unplug(int host) const {
   return run({"ip", "-n", space(host), "link", "set", cable(host), "down"});
 }
 
+bool TwoHosts::limit_rate(int host, int mbit) {
+  return run({"tc", "qdisc", "replace", "dev", cable(host), "root", "tbf", "rate",
+              format("{}mbit", mbit), "burst", "64kb", "latency", "100ms"});
+}
+
 }  // namespace fleet::launch

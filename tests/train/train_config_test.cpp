@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
+#include "fleet/train/run_options.h"
 
 namespace fleet {
 namespace {
@@ -116,6 +117,27 @@ TEST(TrainConfigTest, OwnOptionsAreAFurtherGroup) {
   EXPECT_EQ(own.data_dir, "elsewhere");
   EXPECT_EQ(own.workers, 4);
   EXPECT_EQ(config, (TrainConfig{.lr = 1, .batch_size = 8}));
+}
+
+TEST(TrainConfigTest, SeveralGroupsOfOwnOptions) {
+  const Words argv = argv_of({"--max_updates=3", "--workers=4", "--lr=1"});
+  Own own;
+  RunOptions run;
+  const auto config = parse_train_configs(static_cast<int>(argv.size()), argv.data(),
+                                          {{"Reading", own}, {"Run", run}});
+  EXPECT_EQ(own.workers, 4);
+  EXPECT_EQ(run.max_updates, 3);
+  EXPECT_EQ(config.lr, 1);
+}
+
+TEST(TrainConfigTest, FlagsOfTheGuideThatHaveNoMeaningHereSayWhy) {
+  try {
+    parsed({"--download_config=resnet.yaml"});
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("--download_config: Paddle's"), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(TrainConfigTest, MistakesOfTheLineComeInOneUsageError) {

@@ -1,0 +1,71 @@
+#include "fleet/applications/image_training.h"
+
+#include <algorithm>
+
+#include <torch/nn/module.h>
+
+#include "fleet/comm/world.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/metrics/weighted_mean.h"
+#include "fleet/optim/momentum.h"
+#include "fleet/train/distributed_optimizer.h"
+#include "fleet/train/train_epochs.h"
+
+namespace fleet::applications {
+namespace {
+
+void test(const ImageModel& model, DataLoader& images, const DistributedOptimizer& optimizer,
+          int64_t epoch) {
+  const torch::NoGradGuard no_grad;
+  const auto autocast = optimizer.autocast();
+  WeightedMean loss, acc1, acc5;
+  model.handle.module().eval();
+  for (const auto& batch : images.epoch(0)) {
+    if (batch.size() == 0) continue;
+    const auto seen = model.metrics(batch);
+    const auto weight = static_cast<double>(batch.size());
+    loss.add(seen.loss, weight);
+    acc1.add(seen.acc1, weight);
+    acc5.add(seen.acc5, weight);
+  }
+  model.handle.module().train();
+  for (auto* mean : {&loss, &acc1, &acc5}) all_reduce_sum(mean->sums());
+  log::info("test", format("epoch {}: loss {:.5f}, acc1 {:.5f}, acc5 {:.5f}, {:.0f} images", epoch,
+                           loss.value(), acc1.value(), acc5.value(), loss.weight()));
+}
+
+}  // namespace
+
+void train_on_images(const ImageModel& model, ImageData& data, double weight_decay,
+                     const TrainConfig& config, const RunOptions& run) {
+  run.load(model.handle);
+  auto optimizer = distributed_optimizer(
+      optim::Momentum(model.handle, {.momentum = config.momentum,
+                                     .weight_decay = config.strategy.lars ? 0 : weight_decay}),
+      config.strategy);
+  const int64_t updates = run.updates(config.epochs * data.train.batches_per_epoch());
+  const int64_t up = run.warmup_updates(updates);
+  optimizer.set_schedule(optim::warmup(
+      up, optim::cosine({.lr = config.lr, .updates = std::max<int64_t>(1, updates - up)})));
+  TrainingLog log(run);
+  WeightedMean acc1, acc5;
+  train_epochs(
+      config.epochs, log, [&](int64_t epoch) { return data.train.epoch(epoch); },
+      [&](const Batch& batch) {
+        const auto report = optimizer.minimize(batch, [&](const Batch& part) {
+          const auto seen = model.metrics(part);
+          acc1.add(seen.acc1, static_cast<double>(part.size()));
+          acc5.add(seen.acc5, static_cast<double>(part.size()));
+          return seen.loss;
+        });
+        log.step(report, acc1, acc5);
+      },
+      [&](int64_t epoch) {
+        optimizer.end_epoch();
+        test(model, data.test, optimizer, epoch);
+      });
+  run.keep(model.handle);
+}
+
+}  // namespace fleet::applications

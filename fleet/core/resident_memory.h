@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstdint>
+
+namespace fleet {
+
+/// The most memory that this process has had in RAM so far, in bytes: what the system counts, code
+/// and libraries among it.
+int64_t peak_resident_bytes();
+
+}  // namespace fleet

@@ -1,0 +1,245 @@
+// The ready programs as a user starts them, on small models.
+
+#include <regex>
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/format.h"
+#include "fleet/data/synthetic_images.h"
+
+#include "tests/data/temporary_folder.h"
+#include "tests/support/launched.h"
+#include "tests/support/says.h"
+
+namespace fleet::launch {
+namespace {
+
+using Words = std::vector<std::string>;
+
+constexpr std::chrono::seconds kPatience(100);
+
+Words joined(Words first, const Words& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+const Words kOneThread = {"env", "OMP_NUM_THREADS=1"};
+
+// What the program prints; it must end well.
+std::string output_of(const std::string& program, const Words& flags) {
+  Started run(joined(joined(kOneThread, {beside(program)}), flags));
+  EXPECT_EQ(run.wait(kPatience), 0) << run.output();
+  return run.output();
+}
+
+std::string output_of_two_ranks(const std::string& program, const Words& flags) {
+  Launched run(joined({"--nproc_per_node=2", beside(program)}, flags), kOneThread);
+  EXPECT_EQ(run.wait(kPatience), 0) << run.output();
+  EXPECT_EQ(run.log(1), "") << "rank 0 speaks for all";
+  return run.output();
+}
+
+// The same, for one that must not: its code and its text.
+std::pair<int, std::string> failure_of(const std::string& program, const Words& flags) {
+  Started run(joined({beside(program)}, flags));
+  const int code = run.wait(kPatience);
+  return {code, run.output()};
+}
+
+// The first group of every match.
+std::vector<double> numbers(const std::string& text, const std::string& pattern) {
+  const std::regex regex(pattern);
+  std::vector<double> found;
+  for (auto match = std::sregex_iterator(text.begin(), text.end(), regex);
+       match != std::sregex_iterator(); ++match) {
+    found.push_back(std::stod((*match)[1]));
+  }
+  return found;
+}
+
+const std::string kNumber = "[0-9]+\\.[0-9]{6}";
+const std::string kStepLine = format(
+    "worker_index: 0, step[0-9]+ cost = ({0}), total time cost = {0}, step per second: {0}, "
+    "speed: {0}\n",
+    kNumber);
+const std::string kBatchLine =
+    R"(\[Epoch 0, batch [0-9]+\] loss: ([0-9]\.[0-9]{5}), acc1: [01]\.[0-9]{5}, acc5: [01]\.[0-9]{5})"
+    "\n";
+const std::string kEpochLine =
+    R"(\[train\] epoch 0: loss ([0-9.]+), [0-9]+ samples in [0-9.]+ s, [0-9.]+ samples/s, memory )"
+    R"([0-9.]+ [MG]iB)"
+    "\n";
+
+// That there are `lines` of the pattern, and that the last loss is far below the first.
+void expect_falling(const std::string& text, const std::string& pattern, size_t lines,
+                    double to_share) {
+  const auto losses = numbers(text, pattern);
+  ASSERT_EQ(losses.size(), lines) << text;
+  EXPECT_LT(losses.back(), to_share * losses.front()) << text;
+  EXPECT_EQ(numbers(text, kEpochLine).size(), 1U) << text;
+}
+
+const Words kSmallResnet = {"--depth=18", "--width=8", "--image_size=32", "--samples=640"};
+const Words kSmallVgg = {"--width=8",       "--hidden=512",   "--dropout=0",
+                         "--image_size=32", "--samples=1280", "--lr=0.1"};
+const Words kSmallBert = {"--layers=1", "--hidden=64", "--heads=2", "--seq=32"};
+const Words kSmallTransformer = {"--layers=1", "--hidden=64", "--seq=8", "--lr=5e-3"};
+
+TEST(AppsTest, Resnet50LearnsAndPrintsTheGuidesLines) {
+  const auto text = output_of("resnet50", joined(kSmallResnet, {"--lr=0.05"}));
+  expect_falling(text, kBatchLine, 4, 0.6);
+  expect_falling(text, kStepLine, 4, 0.6);
+  const auto right =
+      numbers(text, R"(\[test\] epoch 0: loss [0-9.]+, acc1 ([0-9.]+), acc5 [0-9.]+, 128 images)");
+  ASSERT_EQ(right.size(), 1U) << text;
+  EXPECT_GT(right[0], 0.6) << "ten classes: guessing gives 0.1";
+}
+
+TEST(AppsTest, Vgg16LearnsAndPrintsTheGuidesLines) {
+  const auto text = output_of("vgg16", kSmallVgg);
+  expect_falling(text, kBatchLine, 8, 0.95);
+  EXPECT_EQ(numbers(text, kStepLine).size(), 8U) << text;
+  EXPECT_TRUE(says(text, "[test] epoch 0: loss "));
+}
+
+TEST(AppsTest, BertLearnsAndPrintsTheGuidesLines) {
+  const auto text =
+      output_of("bert", joined(kSmallBert, {"--samples=1280", "--lr=1e-2", "--dropout=0"}));
+  expect_falling(text, kStepLine, 40, 0.85);
+  const auto loss = numbers(text, R"(masked-LM loss ([0-9.]+) \(unigram [0-9.]+\))");
+  const auto unigram = numbers(text, R"(\(unigram ([0-9.]+)\))");
+  ASSERT_EQ(loss.size(), 1U) << text;
+  ASSERT_EQ(unigram.size(), 1U);
+  EXPECT_LT(loss[0], unigram[0] - 0.5);
+}
+
+TEST(AppsTest, TransformerLearnsAndPrintsTheGuidesLines) {
+  const auto text =
+      output_of("transformer", joined(kSmallTransformer, {"--samples=4000", "--max_updates=60"}));
+  expect_falling(text, kStepLine, 60, 0.9);
+  const auto right = numbers(text, R"(perplexity [0-9.]+, tokens right ([0-9.]+), [0-9]+ tokens)");
+  ASSERT_EQ(right.size(), 1U) << text;
+  EXPECT_GT(right[0], 0.1) << "64 words: guessing gives 0.02";
+}
+
+TEST(AppsTest, Resnet50FromListsOfJpegFiles) {
+  const TemporaryFolder folder;
+  SyntheticImagesOptions images{.classes = 4, .per_class = 64, .width = 64, .height = 48};
+  write_synthetic_images(folder.path() / "train", images);
+  images.per_class = 8;
+  images.seed = 1;
+  write_synthetic_images(folder.path() / "val", images);
+  const auto text =
+      output_of("resnet50", joined(kSmallResnet, {"--data=" + folder.path().string(), "--classes=4",
+                                                  "--epochs=4", "--lr=0.05"}));
+  const auto right = numbers(text, "acc1 ([0-9.]+), acc5 [0-9.]+, 32 images");
+  ASSERT_EQ(right.size(), 4U) << text;
+  EXPECT_GT(right.back(), 0.6) << text;
+}
+
+TEST(AppsTest, StrategiesOnTwoRanks) {
+  const auto text = output_of_two_ranks(
+      "bert", joined(kSmallBert, {"--layers=2", "--samples=256", "--batch_size=16", "--amp",
+                                  "--recompute", "--gradient_merge",
+                                  "--gradient_merge_configs.k_steps=2", "--lamb", "--lr=1e-2"}));
+  EXPECT_TRUE(says(text, "amp=True <-> amp_configs", "recompute=True <-> recompute_configs",
+                   "encoder.layer.1", "gradient_merge=True <-> gradient_merge_configs",
+                   "lamb=True <-> lamb_configs", "[recompute] a forward has 2 segments",
+                   "256 samples in "));
+  EXPECT_EQ(numbers(text, kStepLine).size(), 8U) << text;
+}
+
+TEST(AppsTest, AStrategyFileOnTwoRanks) {
+  const TemporaryFolder folder;
+  const auto file =
+      folder.write("strategy.json", R"({"lars": true, "lars_configs": {"lars_coeff": 0.02},
+                           "recompute": true, "recompute_configs": {"checkpoints": ["layer2.1"]},
+                           "gradient_merge": true, "gradient_merge_configs": {"k_steps": 2}})");
+  const auto text = output_of_two_ranks(
+      "resnet50", joined(kSmallResnet, {"--strategy=" + file.string(), "--lr=2"}));
+  EXPECT_TRUE(says(text, "lars=True <-> lars_configs", "layer2.1", "640 samples in "));
+  expect_falling(text, kBatchLine, 2, 0.95);
+}
+
+TEST(AppsTest, WeightsGoOnWhereTheyWereSaved) {
+  const TemporaryFolder folder;
+  const auto file = (folder.path() / "bert.safetensors").string();
+  const auto flags = joined(kSmallBert, {"--samples=64", "--lr=1e-2"});
+  const std::string pattern = "masked-LM loss ([0-9.]+) ";
+  const auto saved = numbers(output_of("bert", joined(flags, {"--save=" + file})), pattern);
+  const auto text = output_of("bert", joined(flags, {"--weights=" + file, "--lr=0"}));
+  EXPECT_TRUE(says(text, "[weights] started from " + file));
+  EXPECT_EQ(numbers(text, pattern), saved);
+}
+
+TEST(AppsTest, BertFromRawText) {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += format("the {} cat sat on the {} mat.\n", i % 7, i % 5);
+  const auto raw = folder.write("raw", text).string();
+  const auto path = [&](const char* name) { return (folder.path() / name).string(); };
+  output_of("fleet", {"tokenize", raw, "--train_vocab=60", "--vocab=" + path("vocab.txt"),
+                      "--max_seq_len=32", "--output=" + path("part.gz")});
+  folder.write("train.txt", "part.gz\n");
+  folder.write("val.txt", "part.gz\n");
+  const auto said =
+      output_of("bert", joined(kSmallBert, {"--data=" + folder.path().string(), "--lr=1e-2",
+                                            "--epochs=8", "--log_every=100", "--dropout=0"}));
+  const auto loss = numbers(said, "masked-LM loss ([0-9.]+) ");
+  const auto unigram = numbers(said, R"(\(unigram ([0-9.]+)\))");
+  ASSERT_EQ(loss.size(), 8U) << said;
+  EXPECT_LT(loss.back(), unigram.back() - 0.5);
+}
+
+TEST(AppsTest, TransformerFromTwoTexts) {
+  const TemporaryFolder folder;
+  folder.write("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\ntwo\neins\nzwei\n");
+  std::string source, target;
+  for (int i = 0; i < 256; ++i) {
+    source += i % 3 == 0 ? "one two two\n" : "two one\n";
+    target += i % 3 == 0 ? "eins zwei zwei\n" : "zwei eins\n";
+  }
+  for (const char* part : {"train", "val"}) {
+    folder.write(format("{}.src", part), source);
+    folder.write(format("{}.tgt", part), target);
+  }
+  const auto said =
+      output_of("transformer",
+                joined(kSmallTransformer, {"--data=" + folder.path().string(), "--epochs=8"}));
+  const auto right = numbers(said, "tokens right ([0-9.]+), [0-9]+ tokens");
+  ASSERT_EQ(right.size(), 8U) << said;
+  EXPECT_GT(right.back(), 0.8) << "four tokens: guessing gives 0.25";
+}
+
+TEST(AppsTest, MistakesAreNamed) {
+  const auto [usage, text] = failure_of("resnet50", {"--depth=34"});
+  EXPECT_EQ(usage, 2);
+  EXPECT_TRUE(says(text, "error: [app] there is no ResNet of 34 layers",
+                   "fix: use --depth 18, 50, 101 or 152"));
+  const auto [flag, flag_text] = failure_of("vgg16", {"--image-siz=3", "--dropout=1"});
+  EXPECT_EQ(flag, 2);
+  EXPECT_TRUE(says(flag_text, "unknown flag --image-siz (did you mean '--image_size'",
+                   "--dropout: 1 is out of range"));
+  const auto [missing, missing_text] = failure_of("bert", {"--data=/nowhere"});
+  EXPECT_EQ(missing, 1);
+  EXPECT_TRUE(says(missing_text, "/nowhere/vocab.txt"));
+  const auto [images, images_text] = failure_of("resnet50", {"--data=/nowhere"});
+  EXPECT_EQ(images, 1);
+  EXPECT_TRUE(says(images_text, "error: [data] ", "/nowhere/train"));
+}
+
+TEST(AppsTest, HelpEndsWithTwoCommandsOfThisProgram) {
+  for (const char* app : {"bert", "resnet50", "transformer", "vgg16"}) {
+    const auto text = output_of(app, {"--help"});
+    const auto examples = text.substr(text.find("\nExamples:\n"));
+    EXPECT_TRUE(says(examples, "\n  " + beside(app) + " --",
+                     "\n  fleetrun --nproc_per_node 2 " + beside(app) + " --"));
+    for (const char* flag : {"--lr", "--momentum", "--beta1", "--beta2", "--epsilon",
+                             "--batch_size", "--epochs", "--strategy", "--data", "--max_updates"}) {
+      EXPECT_TRUE(says(text, format("\n  {} ", flag))) << app;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fleet::launch

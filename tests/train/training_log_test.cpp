@@ -1,0 +1,94 @@
+#include <regex>
+
+#include <gtest/gtest.h>
+
+#include "fleet/train/train_epochs.h"
+
+namespace fleet {
+namespace {
+
+// What `body` prints on standard output.
+template <typename Body>
+std::string printed(Body&& body) {
+  ::testing::internal::CaptureStdout();
+  body();
+  return ::testing::internal::GetCapturedStdout();
+}
+
+UpdateReport report_of(int64_t call, double loss) {
+  return {.call = call, .loss = loss, .weight = 8, .seconds = 0.5, .total_seconds = 0.5 * call};
+}
+
+int64_t count_of(const std::string& text, const std::string& pattern) {
+  const std::regex regex(pattern);
+  return std::distance(std::sregex_iterator(text.begin(), text.end(), regex),
+                       std::sregex_iterator());
+}
+
+TEST(TrainingLogTest, PrintsTheGuidesLinesForEveryFifthBatch) {
+  TrainingLog log(RunOptions{});
+  WeightedMean acc1, acc5;
+  const auto text = printed([&] {
+    log.begin_epoch(2);
+    for (int64_t batch = 0; batch < 11; ++batch) {
+      acc1.add(0.25, 3);
+      acc1.add(0.75, 1);
+      acc5.add(1.0, 4);
+      log.step(report_of(batch + 1, 1.5), acc1, acc5);
+    }
+  });
+  EXPECT_EQ(count_of(text, R"(\[Epoch 2, batch (0|5|10)\] loss: 1.50000, acc1: 0.37500, acc5: )"
+                           R"(1.00000\n)"),
+            3)
+      << text;
+  EXPECT_EQ(count_of(text, R"(worker_index: 0, step5 cost = 1.500000, total time cost = 3.000000, )"
+                           R"(step per second: 2.000000, speed: 2.000000\n)"),
+            1)
+      << text;
+  EXPECT_EQ(count_of(text, "\n"), 6) << text;
+}
+
+TEST(TrainingLogTest, TheEpochsLineHasLossSpeedAndMemory) {
+  TrainingLog log(RunOptions{.log_every = 100});
+  const auto text = printed([&] {
+    log.begin_epoch(0);
+    log.step(report_of(1, 1.0));
+    auto skipped = report_of(2, std::nan(""));
+    skipped.skipped = true;
+    log.step(skipped);
+    log.step(report_of(3, 3.0));
+    log.end_epoch();
+  });
+  EXPECT_EQ(count_of(text, R"(\[train\] epoch 0: loss 2.00000, 16 samples in [0-9.]+ s, )"
+                           R"([0-9.]+ samples/s, memory [0-9.]+ [MG]iB\n)"),
+            1)
+      << text;
+}
+
+TEST(TrainEpochsTest, EndsAfterSoManyUpdatesAndTestsAllTheSame) {
+  TrainingLog log(RunOptions{.max_updates = 5});
+  const std::vector<int> batches = {1, 2, 3};
+  std::vector<int> seen;
+  std::vector<int64_t> tested;
+  printed([&] {
+    train_epochs(
+        10, log, [&](int64_t) -> const auto& { return batches; },
+        [&](int batch) {
+          seen.push_back(batch);
+          log.step(report_of(1, 1));
+        },
+        [&](int64_t epoch) { tested.push_back(epoch); });
+  });
+  EXPECT_EQ(seen, (std::vector<int>{1, 2, 3, 1, 2}));
+  EXPECT_EQ(tested, (std::vector<int64_t>{0, 1}));
+}
+
+TEST(RunOptionsTest, CountsUpdates) {
+  EXPECT_EQ(RunOptions{}.updates(70), 70);
+  EXPECT_EQ(RunOptions{.max_updates = 50}.updates(70), 50);
+  EXPECT_EQ(RunOptions{.max_updates = 100}.updates(70), 70);
+  EXPECT_EQ(RunOptions{.warmup = 0.25}.warmup_updates(70), 18);
+}
+
+}  // namespace
+}  // namespace fleet
