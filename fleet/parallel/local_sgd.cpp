@@ -98,11 +98,13 @@ void LocalSgd::close_window() {
 }
 
 SyncReport LocalSgd::sync() {
+  if (!is_local()) return {};
   close_window();
   return exchange(Ending::kGoesOn);
 }
 
 SyncReport LocalSgd::end_epoch() {
+  if (!is_local()) return {};
   close_window();
   SyncReport report;
   while (!report.all_ended) {
@@ -249,11 +251,7 @@ LocalSgd::State LocalSgd::state() const {
                 "call sync() on all ranks before a snapshot");
   }
   return {.step = step_,
-          .window_steps = window_.steps,
-          .window_weight = window_.weight,
-          .window_loss_sum = window_.loss_sum,
-          .window_lr = window_.lr,
-          .window_updates = window_.updates,
+          .window = window_,
           .interval = interval_ ? interval_->state() : AdaptiveInterval::State{},
           .anchor = anchor_,
           .velocity = outer_.velocity(),
@@ -264,11 +262,7 @@ void LocalSgd::set_state(const State& state) {
   const torch::NoGradGuard no_grad;
   FLEET_ASSERT(pending_.empty(), "set_state() while an average is under way");
   step_ = state.step;
-  window_ = {.steps = state.window_steps,
-             .weight = state.window_weight,
-             .loss_sum = state.window_loss_sum,
-             .lr = state.window_lr,
-             .updates = state.window_updates};
+  window_ = state.window;
   if (interval_) interval_->set_state(state.interval);
   const auto copy = [](const std::vector<torch::Tensor>& from,
                        const std::vector<torch::Tensor>& to) {
@@ -280,17 +274,27 @@ void LocalSgd::set_state(const State& state) {
   buffers_.set_common(state.buffers);
 }
 
+const FieldList& fields_of(const LocalSgd::Window*) {
+  using W = LocalSgd::Window;
+  static const FieldList list{
+      .area = "local_sgd",
+      .fields = {
+          field<&W::steps>("steps", "updates since the last average").at_least(0),
+          field<&W::weight>("weight", "what they learned from").at_least(0),
+          field<&W::loss_sum>("loss_sum", "their losses, weighed"),
+          field<&W::lr>("lr", "rate of the last of them"),
+          field<&W::updates>("updates", "of the optimizer at that time").at_least(0),
+      }};
+  return list;
+}
+
 const FieldList& fields_of(const LocalSgd::State*) {
   using S = LocalSgd::State;
   static const FieldList list{
       .area = "local_sgd",
       .fields = {
           field<&S::step>("step", "updates so far, synchronous ones among them").at_least(0),
-          field<&S::window_steps>("window_steps", "updates since the last average").at_least(0),
-          field<&S::window_weight>("window_weight", "what they learned from").at_least(0),
-          field<&S::window_loss_sum>("window_loss_sum", "their losses, weighed"),
-          field<&S::window_lr>("window_lr", "rate of the last of them"),
-          field<&S::window_updates>("window_updates", "updates of the optimizer at that time"),
+          field<&S::window>("window", "since the last average"),
           field<&S::interval>("interval", "of adaptive local SGD"),
       }};
   return list;

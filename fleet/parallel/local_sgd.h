@@ -67,14 +67,18 @@ struct SyncReport {
 ///   local.after_step();   // averages on every 8th call
 class LocalSgd {
  public:
+  /// What a rank has done since the last average.
+  struct Window {
+    int64_t steps = 0;
+    double weight = 0;
+    double loss_sum = 0;
+    double lr = 0;        // of the last step
+    int64_t updates = 0;  // of the optimizer, so far
+  };
   /// All that a snapshot has to keep beside the parameters. Tensors are the object's own.
   struct State {
     int64_t step = 0;
-    int64_t window_steps = 0;
-    double window_weight = 0;
-    double window_loss_sum = 0;
-    double window_lr = 0;
-    int64_t window_updates = 0;
+    Window window = {};
     AdaptiveInterval::State interval = {};
     std::vector<torch::Tensor> anchor = {};
     std::vector<torch::Tensor> velocity = {};
@@ -98,7 +102,8 @@ class LocalSgd {
   SyncReport after_step(const LocalStep& step = {});
 
   /// Ends the window here: all ranks hold the average, exactly, also when `delayed`. All ranks must
-  /// call it; where no rank has made an update since the last average, nothing changes.
+  /// call it. Where no rank has made an update since the last average nothing changes, and before
+  /// `begin_step` nothing is sent.
   SyncReport sync();
 
   /// The same at the end of an epoch, where a rank may have had fewer batches than others: it takes
@@ -120,13 +125,6 @@ class LocalSgd {
   void set_state(const State& state);
 
  private:
-  struct Window {
-    int64_t steps = 0;
-    double weight = 0;
-    double loss_sum = 0;
-    double lr = 0;
-    int64_t updates = 0;
-  };
   enum class Ending { kGoesOn, kEpochEnds };
   enum class Arrival { kExact, kDelayed };
 
@@ -160,6 +158,7 @@ class LocalSgd {
   bool is_corrected_ = false;  // by a delayed average: near the anchor, but not there
 };
 
+const FieldList& fields_of(const LocalSgd::Window*);
 /// The numbers of it; its tensors are kept apart.
 const FieldList& fields_of(const LocalSgd::State*);
 

@@ -134,11 +134,7 @@ class Loader {
     if (from_.training.local_sgd) state.interval = then.interval;
     if (is_own_) {
       state.step = then.step;
-      state.window_steps = then.window_steps;
-      state.window_weight = then.window_weight;
-      state.window_loss_sum = then.window_loss_sum;
-      state.window_lr = then.window_lr;
-      state.window_updates = then.window_updates;
+      state.window = then.window;
     }
     local->set_state(state);
   }
