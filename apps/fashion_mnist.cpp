@@ -74,7 +74,7 @@ int body(int argc, char** argv) {
   optimizer.set_schedule(schedule(config.epochs * train.batches_per_epoch(), config.lr));
   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
 
-  for (int64_t epoch = train.state().epoch, step = optimizer.attempts(); epoch < config.epochs;
+  for (int64_t epoch = snapshots.epoch(), step = optimizer.attempts(); epoch < config.epochs;
        ++epoch) {
     fleet::Progress progress(fleet::format("epoch {}/{}", epoch + 1, config.epochs),
                              train.dataset().size(), {.speaks = fleet::is_first_worker()});

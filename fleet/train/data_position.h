@@ -11,7 +11,8 @@
 namespace fleet {
 
 /// Where a training is in its data, for a snapshot: of anything with `state()`, a struct that has
-/// `fields_of` and a `next_update`, and with `restore(state)`. What it is made of must outlive it.
+/// `fields_of`, an `epoch` and a `next_update`, and with `restore(state)`. What it is made of must
+/// outlive it.
 ///
 ///   fleet::DataLoader train(...);
 ///   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
@@ -31,9 +32,12 @@ class DataPosition {
           }
           data.restore(state);
         }),
+        epoch_([&data] { return data.state().epoch; }),
         is_at_epoch_start_([&data] { return data.state().next_update == 0; }) {}
 
   bool is_known() const { return write_ != nullptr; }
+  /// That the next batch is of; 0 for no data.
+  int64_t epoch() const { return is_known() ? epoch_() : 0; }
   /// All of an epoch's batches have been handed out, or none.
   bool is_at_epoch_start() const { return is_known() && is_at_epoch_start_(); }
 
@@ -46,6 +50,7 @@ class DataPosition {
  private:
   std::function<std::string()> write_;
   std::function<void(const std::string&, const std::string&, bool)> restore_;
+  std::function<int64_t()> epoch_;
   std::function<bool()> is_at_epoch_start_;
 };
 

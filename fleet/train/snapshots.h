@@ -25,7 +25,7 @@ class SnapshotWriter;
 /// All ranks make the same calls. Without a folder in `options` they do nothing.
 ///
 ///   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
-///   for (int64_t epoch = train.state().epoch; epoch < config.epochs; ++epoch) {
+///   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {
 ///     for (const auto& batch : train.epoch(epoch)) {
 ///       optimizer.minimize(batch, loss);
 ///       snapshots.after_update();
@@ -44,6 +44,9 @@ class Snapshots {
 
   /// The step of the snapshot that this run went on from.
   std::optional<int64_t> resumed() const { return resumed_; }
+
+  /// The one that the data are in: where a loop over epochs begins.
+  int64_t epoch() const { return data_.epoch(); }
 
   /// Saves when `save_every` updates have been made since the last time: never within a window of
   /// `minimize(closure)`, and after the last batch of an epoch only by `after_epoch`.
