@@ -2,6 +2,7 @@
 //
 //   fleetrun --nproc_per_node 2 build/bin/fashion_mnist
 //   build/bin/fashion_mnist --epochs 1 --lr 0.05
+//   build/bin/fashion_mnist --snapshot_dir runs/first   # goes on there when it is started again
 
 #include <fleet/core/format.h>
 #include <fleet/fleet.h>
@@ -71,14 +72,17 @@ int body(int argc, char** argv) {
       fleet::optim::Momentum(net, {.momentum = config.momentum, .weight_decay = decay}),
       config.strategy);
   optimizer.set_schedule(schedule(config.epochs * train.batches_per_epoch(), config.lr));
+  fleet::Snapshots snapshots(optimizer, config.snapshots, train);
 
-  for (int64_t epoch = 0, step = 0; epoch < config.epochs; ++epoch) {
+  for (int64_t epoch = snapshots.epoch(), step = optimizer.attempts(); epoch < config.epochs;
+       ++epoch) {
     fleet::Progress progress(fleet::format("epoch {}/{}", epoch + 1, config.epochs),
                              train.dataset().size(), {.speaks = fleet::is_first_worker()});
     for (const auto& batch : train.epoch(epoch)) {
       const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
         return nn::functional::cross_entropy(net->forward(part.data), part.target);
       });
+      snapshots.after_update();
       progress.advance(batch.size() * ranks, fleet::format("loss {:.3f}", report.loss));
       if (step++ % 100 == 0) {
         progress.print(
@@ -86,10 +90,12 @@ int body(int argc, char** argv) {
       }
     }
     optimizer.end_epoch();  // with local SGD, ranks become one model here
+    snapshots.after_epoch();
     progress.finish();
     const double percent = 100 * test_accuracy(net, test, optimizer);
     fleet::log::info("test", fleet::format("epoch {}: top-1 {:.2f} %", epoch + 1, percent));
   }
+  snapshots.finish();
   fleet::shutdown();
   return 0;
 }

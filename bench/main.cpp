@@ -37,6 +37,10 @@ constexpr std::array kBenchmarks = {
               bench_memory},
     Benchmark{"optim", "one update: each optimizer beside a triad and the engine's own", 1,
               bench_optim},
+    Benchmark{"snapshot", "what a snapshot holds training up for, beside a plain copy", 1,
+              bench_snapshot},
+    Benchmark{"snapshot-large", "the same for a model of the size of BERT-large (14 GB)", 1,
+              bench_snapshot_large},
 };
 
 std::string usage() {

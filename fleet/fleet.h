@@ -48,6 +48,7 @@
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/run_options.h"
+#include "fleet/train/snapshots.h"
 #include "fleet/train/train_config.h"
 #include "fleet/train/train_epochs.h"
 #include "fleet/train/training_log.h"

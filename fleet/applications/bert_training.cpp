@@ -89,9 +89,10 @@ void train_bert(Bert& model, BertData& data, DistributedOptimizer& optimizer,
   optimizer.set_schedule(optim::warmup(
       up, optim::linear({.lr = config.lr, .updates = std::max<int64_t>(1, updates - up)})));
   const Unigram unigram(data.train.token_counts());
-  TrainingLog log(run);
+  Snapshots snapshots(optimizer, config.snapshots, data.train);
+  TrainingLog log(run, optimizer.attempts());
   train_epochs(
-      config.epochs, log, [&](int64_t) -> MaskedText& { return data.train; },
+      config.epochs, log, snapshots, [&](int64_t) -> MaskedText& { return data.train; },
       [&](const BertBatch& batch) {
         log.step(
             optimizer.minimize(batch, [&](const BertBatch& part) { return model.loss(part); }));

@@ -48,10 +48,11 @@ void train_on_images(const ImageModel& model, ImageData& data, double weight_dec
   const int64_t up = run.warmup_updates(updates);
   optimizer.set_schedule(optim::warmup(
       up, optim::cosine({.lr = config.lr, .updates = std::max<int64_t>(1, updates - up)})));
-  TrainingLog log(run);
+  Snapshots snapshots(optimizer, config.snapshots, data.train);
+  TrainingLog log(run, optimizer.attempts());
   WeightedMean acc1, acc5;
   train_epochs(
-      config.epochs, log, [&](int64_t epoch) { return data.train.epoch(epoch); },
+      config.epochs, log, snapshots, [&](int64_t epoch) { return data.train.epoch(epoch); },
       [&](const Batch& batch) {
         const auto report = optimizer.minimize(batch, [&](const Batch& part) {
           const auto seen = model.metrics(part);

@@ -97,9 +97,10 @@ void train_transformer(Transformer& model, TransformerData& data, DistributedOpt
   const int64_t up = std::max<int64_t>(
       1, run.warmup_updates(run.updates(config.epochs * data.train.batches_per_epoch())));
   optimizer.set_schedule(optim::warmup(up, optim::inverse_sqrt({.lr = config.lr, .offset = up})));
-  TrainingLog log(run);
+  Snapshots snapshots(optimizer, config.snapshots, data.train);
+  TrainingLog log(run, optimizer.attempts());
   train_epochs(
-      config.epochs, log, [&](int64_t epoch) { return data.train.epoch(epoch); },
+      config.epochs, log, snapshots, [&](int64_t epoch) { return data.train.epoch(epoch); },
       [&](const Batch& pairs) {
         const auto batch = TransformerBatch::padded(pairs.data, pairs.target, data.pad);
         log.step(optimizer.minimize(

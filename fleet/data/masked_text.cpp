@@ -110,6 +110,25 @@ torch::Tensor tensor_of(const std::vector<int64_t>& values) {
 
 }  // namespace
 
+const FieldList& fields_of(const MaskedTextState*) {
+  using S = MaskedTextState;
+  static const FieldList list{
+      .area = "data",
+      .fields = {
+          field<&S::seed>("seed", "of order and masks"),
+          field<&S::epoch>("epoch", "from 0").at_least(0),
+          field<&S::next_update>("next_update", "of the epoch, from 0").at_least(0),
+          field<&S::samples>("samples", "in all files").at_least(0),
+          field<&S::fingerprint>("fingerprint", "of the samples"),
+          field<&S::global_batch>("global_batch", "batch_size x ranks").at_least(0),
+          field<&S::world_size>("world_size", "ranks").at_least(1),
+          field<&S::max_seq_len>("max_seq_len", "tokens").at_least(0),
+          field<&S::in_tokens>("in_tokens", "batch_size counts tokens"),
+          field<&S::shuffle>("shuffle", "another order in every epoch"),
+      }};
+  return list;
+}
+
 MaskedText::MaskedText(TextSamples samples, Vocabulary vocabulary, const MaskedTextOptions& options)
     : samples_(std::make_shared<TextSamples>(std::move(samples))),
       vocabulary_(std::make_shared<Vocabulary>(std::move(vocabulary))),

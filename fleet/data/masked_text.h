@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "fleet/core/options.h"
 #include "fleet/data/bert_batch.h"
 #include "fleet/data/text_samples.h"
 #include "fleet/data/vocabulary.h"
@@ -47,6 +48,7 @@ struct MaskedTextState {
 
   bool operator==(const MaskedTextState&) const = default;
 };
+const FieldList& fields_of(const MaskedTextState*);
 
 /// BERT's pretraining data: sentence pairs, masked anew in every epoch.
 ///

@@ -10,6 +10,30 @@
 
 namespace fleet {
 
+const FieldList& fields_of(const SamplerState*) {
+  using S = SamplerState;
+  static_assert(sizeof(S) == 7 * sizeof(int64_t), "every field belongs into the list");
+  static const FieldList list{
+      .area = "data",
+      .fields = {
+          field<&S::seed>("seed", "of the order"),
+          field<&S::epoch>("epoch", "from 0").at_least(0),
+          field<&S::next_update>("next_update", "of the epoch, from 0").at_least(0),
+          field<&S::dataset_size>("dataset_size", "samples").at_least(0),
+          field<&S::global_batch>("global_batch", "samples per update on all ranks").at_least(0),
+          field<&S::shuffle>("shuffle", "another order in every epoch"),
+          field<&S::drop_last>("drop_last", "without a short global batch at the end"),
+          field<&S::fingerprint>("fingerprint", "of the samples"),
+      }};
+  return list;
+}
+
+SamplerState in_batches_of(SamplerState state, int64_t global_batch) {
+  state.next_update = state.next_update * state.global_batch / global_batch;
+  state.global_batch = global_batch;
+  return state;
+}
+
 ShardedSampler::ShardedSampler(int64_t dataset_size, const SamplerOptions& options)
     : dataset_size_(dataset_size), options_(options) {
   const auto& [batch_size, seed, shuffle, drop_last, rank, world_size, fingerprint] = options_;

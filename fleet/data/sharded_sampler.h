@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "fleet/core/options.h"
+
 namespace fleet {
 
 struct SamplerOptions {
@@ -28,6 +30,11 @@ struct SamplerState {
 
   bool operator==(const SamplerState&) const = default;
 };
+const FieldList& fields_of(const SamplerState*);
+
+/// The same position where another number of ranks makes another global batch: as many samples into
+/// the epoch, down to a whole batch, so that a few samples come again and none is left out.
+SamplerState in_batches_of(SamplerState state, int64_t global_batch);
 
 /// Says which samples a rank takes in which update.
 ///

@@ -17,6 +17,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/io/new_file.h"
 #include "fleet/io/safetensors_header.h"
 
 namespace fleet {
@@ -51,58 +52,6 @@ bool read_fully(int file, void* out, int64_t count, int64_t at, const std::files
   }
   return true;
 }
-
-// The file until it is whole: beside its place, and gone if it never becomes so.
-class NewFile {
- public:
-  explicit NewFile(const std::filesystem::path& path) : path_(path), name_(path.string()) {
-    name_ += ".XXXXXX";
-    file_ = mkostemp(name_.data(), O_CLOEXEC);
-    if (file_ < 0) fail("cannot make a file beside");
-    const mode_t mask = umask(0);
-    umask(mask);
-    fchmod(file_, 0666 & ~mask);
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-  ~NewFile() {
-    if (file_ < 0) return;
-    close(file_);
-    unlink(name_.c_str());
-  }
-
-  void write(const void* data, size_t count) {
-    const auto* next = static_cast<const char*>(data);
-    while (count > 0) {
-      const auto done = ::write(file_, next, std::min(count, kChunk));
-      if (done < 0 && errno == EINTR) continue;
-      if (done < 0) fail("cannot write");
-      next += done;
-      count -= static_cast<size_t>(done);
-    }
-  }
-
-  void take_its_place() {
-    if (fsync(file_) != 0) fail("cannot sync");
-    if (rename(name_.c_str(), path_.c_str()) != 0) fail("cannot rename to");
-    close(std::exchange(file_, -1));
-    const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
-    if (const int directory = open(folder.c_str(), O_RDONLY | O_CLOEXEC); directory >= 0) {
-      fsync(directory);  // so that the new name survives a power cut too
-      close(directory);
-    }
-  }
-
- private:
-  [[noreturn]] void fail(const char* what) const {
-    throw Error("safetensors", format("{} {}: {}", what, path_.string(), reason(errno)),
-                "check the folder, its permissions and the room on its disk");
-  }
-
-  std::filesystem::path path_;
-  std::string name_;
-  int file_ = -1;
-};
 
 // Where the reference library puts a type: wider ones first, so that all stay aligned.
 int rank_of(torch::ScalarType dtype) {
@@ -154,6 +103,12 @@ std::string header_text(const std::vector<const SafetensorsItem*>& items,
 }
 
 }  // namespace
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text;
+  for (const int64_t size : shape) text += format("{}{}", text.empty() ? "" : " x ", size);
+  return text.empty() ? "one number" : text;
+}
 
 SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
   file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // no waiting for a pipe's writer
@@ -237,8 +192,9 @@ void SafetensorsFile::read_into(const SafetensorsEntry& entry, torch::Tensor tar
   }
 }
 
-void write_safetensors(const std::filesystem::path& path, const std::vector<SafetensorsItem>& items,
-                       const SafetensorsMetadata& metadata) {
+uint64_t write_safetensors(const std::filesystem::path& path,
+                           const std::vector<SafetensorsItem>& items,
+                           const SafetensorsMetadata& metadata) {
   std::vector<std::string> problems;
   std::set<std::string_view> names;
   std::vector<const SafetensorsItem*> order;
@@ -260,7 +216,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Safe
            std::pair(rank_of(b->dtype), std::string_view(b->name));
   });
   const auto header = header_text(order, metadata);
-  NewFile file(path);
+  NewFile file(path, "safetensors");
   const uint64_t length = header.size();
   file.write(&length, sizeof(length));
   file.write(header.data(), header.size());
@@ -271,11 +227,12 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Safe
         "a tensor is not what was announced");
     file.write(tensor.data_ptr(), tensor.nbytes());
   }
-  file.take_its_place();
+  return file.take_its_place();
 }
 
-void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
-                       const SafetensorsMetadata& metadata) {
+uint64_t write_safetensors(const std::filesystem::path& path,
+                           const std::vector<NamedTensor>& tensors,
+                           const SafetensorsMetadata& metadata) {
   std::vector<SafetensorsItem> items;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined() || tensor.is_meta() || tensor.layout() != torch::kStrided) {
@@ -285,7 +242,7 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
     items.push_back(
         {name, tensor.scalar_type(), tensor.sizes().vec(), [tensor = tensor] { return tensor; }});
   }
-  write_safetensors(path, items, metadata);
+  return write_safetensors(path, items, metadata);
 }
 
 }  // namespace fleet

@@ -77,11 +77,17 @@ struct SafetensorsItem {
 };
 
 /// Writes beside `path`, syncs, and renames: whoever opens `path` sees the old file or all of the
-/// new one. The bytes are those that the reference library writes for the same tensors.
-void write_safetensors(const std::filesystem::path& path, const std::vector<SafetensorsItem>& items,
-                       const SafetensorsMetadata& metadata = {});
-void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
-                       const SafetensorsMetadata& metadata = {});
+/// new one. The bytes are those that the reference library writes for the same tensors. Returns the
+/// XXH64 of the file.
+uint64_t write_safetensors(const std::filesystem::path& path,
+                           const std::vector<SafetensorsItem>& items,
+                           const SafetensorsMetadata& metadata = {});
+uint64_t write_safetensors(const std::filesystem::path& path,
+                           const std::vector<NamedTensor>& tensors,
+                           const SafetensorsMetadata& metadata = {});
+
+/// "3 x 4", for messages.
+std::string shape_text(at::IntArrayRef shape);
 
 /// "F32"; empty for a type that the format or Fleet does not have.
 std::string_view safetensors_type_name(torch::ScalarType dtype);

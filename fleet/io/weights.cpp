@@ -36,12 +36,6 @@ std::vector<NamedTensor> tensors_of(const ModelHandle& model) {
   return tensors;
 }
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text;
-  for (const int64_t size : shape) text += format("{}{}", text.empty() ? "" : " x ", size);
-  return text.empty() ? "one number" : text;
-}
-
 bool same_bytes(const SafetensorsFile& file, const SafetensorsEntry& a, const SafetensorsEntry& b) {
   if (a.dtype != b.dtype || a.shape != b.shape) return false;
   const auto left = file.read(a), right = file.read(b);

@@ -51,4 +51,18 @@ int AdaptiveInterval::choose() {
   return state_.k_steps = static_cast<int>(std::clamp(std::ceil(steps), 1.0, most));
 }
 
+const FieldList& fields_of(const AdaptiveInterval::State*) {
+  using S = AdaptiveInterval::State;
+  static const FieldList list{
+      .area = "local_sgd",
+      .fields = {
+          field<&S::k_steps>("k_steps", "updates between two averages").at_least(1),
+          field<&S::first_loss>("first_loss", "the first loss; 0: none yet"),
+          field<&S::loss>("loss", "smoothed"),
+          field<&S::peak_lr>("peak_lr", "the highest rate so far"),
+          field<&S::lr>("lr", "the last rate"),
+      }};
+  return list;
+}
+
 }  // namespace fleet

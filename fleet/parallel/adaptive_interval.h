@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "fleet/core/options.h"
+
 namespace fleet {
 
 /// Where `init_k_steps` stands. With x = lr_0 / lr * loss / loss_0:
@@ -59,5 +61,7 @@ class AdaptiveInterval {
   AdaptiveIntervalOptions options_;
   State state_;
 };
+
+const FieldList& fields_of(const AdaptiveInterval::State*);
 
 }  // namespace fleet

@@ -274,4 +274,30 @@ void LocalSgd::set_state(const State& state) {
   buffers_.set_common(state.buffers);
 }
 
+const FieldList& fields_of(const LocalSgd::Window*) {
+  using W = LocalSgd::Window;
+  static const FieldList list{
+      .area = "local_sgd",
+      .fields = {
+          field<&W::steps>("steps", "updates since the last average").at_least(0),
+          field<&W::weight>("weight", "what they learned from").at_least(0),
+          field<&W::loss_sum>("loss_sum", "their losses, weighed"),
+          field<&W::lr>("lr", "rate of the last of them"),
+          field<&W::updates>("updates", "of the optimizer at that time").at_least(0),
+      }};
+  return list;
+}
+
+const FieldList& fields_of(const LocalSgd::State*) {
+  using S = LocalSgd::State;
+  static const FieldList list{
+      .area = "local_sgd",
+      .fields = {
+          field<&S::step>("step", "updates so far, synchronous ones among them").at_least(0),
+          field<&S::window>("window", "since the last average"),
+          field<&S::interval>("interval", "of adaptive local SGD"),
+      }};
+  return list;
+}
+
 }  // namespace fleet

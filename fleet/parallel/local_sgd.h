@@ -9,6 +9,7 @@
 
 #include "fleet/comm/communicator.h"
 #include "fleet/core/model_handle.h"
+#include "fleet/core/options.h"
 #include "fleet/core/parameter_arena.h"
 #include "fleet/parallel/adaptive_interval.h"
 #include "fleet/parallel/buffer_average.h"
@@ -111,8 +112,13 @@ class LocalSgd {
 
   /// Updates between two averages, in force now.
   int k_steps() const { return interval_ ? interval_->k_steps() : options_.k_steps; }
+  /// Updates so far; after an average the same on all ranks, whatever they had to do.
+  int64_t steps() const { return step_; }
   /// Updates of this rank that no average has seen.
   int64_t unsynced_steps() const { return window_.steps + sent_steps_; }
+
+  /// Whether an average is behind the next updates; `sync` waits for it.
+  bool is_sending() const { return !pending_.empty(); }
 
   /// Not while a delayed average is under way: after `sync`.
   State state() const;
@@ -151,5 +157,9 @@ class LocalSgd {
   int64_t sent_steps_ = 0;     // of a window that is under way
   bool is_corrected_ = false;  // by a delayed average: near the anchor, but not there
 };
+
+const FieldList& fields_of(const LocalSgd::Window*);
+/// The numbers of it; its tensors are kept apart.
+const FieldList& fields_of(const LocalSgd::State*);
 
 }  // namespace fleet

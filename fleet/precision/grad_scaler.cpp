@@ -87,6 +87,22 @@ Tensors parameters_of(torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
+const FieldList& fields_of(const GradScalerState*) {
+  using S = GradScalerState;
+  static const FieldList list{
+      .area = "amp",
+      .fields = {
+          field<&S::scale>("scale", "what the loss is multiplied by; 0: without amp").at_least(0),
+          field<&S::good_in_a_row>("good_in_a_row", "updates since the last overflow or growth")
+              .at_least(0),
+          field<&S::bad_in_a_row>("bad_in_a_row", "overflows since the last good update")
+              .at_least(0),
+          field<&S::skipped_in_a_row>("skipped_in_a_row", "updates").at_least(0),
+          field<&S::skipped_total>("skipped_total", "updates").at_least(0),
+      }};
+  return list;
+}
+
 const FieldList& fields_of(const GradScalerOptions*) {
   using O = GradScalerOptions;
   constexpr double kMost = std::numeric_limits<float>::max();

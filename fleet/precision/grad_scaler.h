@@ -42,6 +42,7 @@ struct GradScalerState {
 
   bool operator==(const GradScalerState&) const = default;
 };
+const FieldList& fields_of(const GradScalerState*);
 
 /// Multiplies the loss, so that gradients that are too small for fp16 are not lost, and skips the
 /// update when some are too large. The scale follows Paddle's rule: times `incr_ratio` after

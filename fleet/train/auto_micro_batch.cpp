@@ -45,6 +45,11 @@ int64_t AutoMicroBatch::largest_part(const optim::GradientMerge& merge, int64_t 
 
 void AutoMicroBatch::prefer(int64_t samples) { preferred_ = samples; }
 
+void AutoMicroBatch::set_state(const State& state) {
+  limit_ = state.limit;
+  preferred_ = state.preferred;
+}
+
 void AutoMicroBatch::open_window() {
   too_large_ = 0;
   generators_.clear();

@@ -46,6 +46,13 @@ class AutoMicroBatch {
   void shrink(const Parts& failed, const c10::OutOfMemoryError& error);
   /// From now on in parts of at most so many samples, because that is quicker.
   void prefer(int64_t samples);
+  /// How fine batches are cut, for a snapshot: other parts give other roundings.
+  struct State {
+    int64_t limit = 0;      // samples of a part; 0: none
+    int64_t preferred = 0;  // likewise
+  };
+  State state() const { return {limit_, preferred_}; }
+  void set_state(const State& state);
   /// They went well; says so once when they are smaller than at first.
   void close_window(const Parts& parts, bool merge_was_asked_for);
 

@@ -75,6 +75,7 @@ struct DistributedOptimizer::State {
   // optimizer makes up for it as it reads.
   double usual_weight = 0;
   int64_t calls = 0;
+  int64_t attempts = 0;
   double total_seconds = 0;
   bool is_sending = false;  // what has been sent cannot be taken back
 
@@ -461,6 +462,7 @@ void DistributedOptimizer::update(UpdateReport& report) {
   auto& s = *state_;
   const auto reduced = s.parallel->wait();
   s.merge.close();
+  ++s.attempts;
   report.exposed_communication_s = s.parallel->exposed_seconds();
   if (reduced.weight > 0) {
     step(reduced, report);
@@ -513,9 +515,55 @@ int64_t DistributedOptimizer::skipped_updates() const {
   return state_->amp ? state_->amp->scaler().skipped_total() : 0;
 }
 int64_t DistributedOptimizer::updates() const { return state_->optimizer->steps(); }
+int64_t DistributedOptimizer::attempts() const {
+  return state_->local ? state_->local->steps() : state_->attempts;
+}
+bool DistributedOptimizer::is_in_window() const { return state_->merge.is_open(); }
+
+TrainingCounters DistributedOptimizer::counters() const {
+  const auto& s = *state_;
+  if (is_in_window()) {
+    throw Error("snapshot",
+                format("{} of {} calls of minimize wait for their update, and gradients are not "
+                       "kept in a snapshot",
+                       s.merge.parts(), s.merge.calls_per_update()),
+                "save when report.updated is true, or after end_epoch()");
+  }
+  const auto parts = s.micro_batch->state();
+  return {.attempts = attempts(),
+          .updates = updates(),
+          .calls = s.calls,
+          .total_seconds = s.total_seconds,
+          .lr = lr(),
+          .usual_weight = s.usual_weight,
+          .part_limit = parts.limit,
+          .part_preferred = parts.preferred,
+          .scaler = s.amp ? s.amp->scaler().state() : GradScalerState{}};
+}
+
+void DistributedOptimizer::set_counters(const TrainingCounters& counters) {
+  auto& s = *state_;
+  if (!s.schedule && counters.lr != lr()) {
+    log::info("snapshot", format("the learning rate is {} again, not {}; set_lr() changes it",
+                                 counters.lr, lr()));
+  }
+  s.attempts = counters.attempts;
+  s.calls = counters.calls;
+  s.total_seconds = counters.total_seconds;
+  s.usual_weight = counters.usual_weight;
+  s.optimizer->set_steps(counters.updates);
+  s.optimizer->set_lr(counters.lr);
+  s.micro_batch->set_state({counters.part_limit, counters.part_preferred});
+  if (s.amp && counters.scaler.scale > 0) s.amp->scaler().set_state(counters.scaler);
+  s.arena->values_written();
+}
+
 const DistributedStrategy& DistributedOptimizer::strategy() const { return state_->strategy; }
 const ParameterArena& DistributedOptimizer::arena() const { return *state_->arena; }
 const optim::Optimizer& DistributedOptimizer::optimizer() const { return *state_->optimizer; }
+const std::shared_ptr<comm::Communicator>& DistributedOptimizer::comm() const {
+  return state_->comm;
+}
 LocalSgd* DistributedOptimizer::local_sgd() { return state_->local.get(); }
 
 DistributedOptimizer distributed_optimizer(std::unique_ptr<optim::Optimizer> optimizer,

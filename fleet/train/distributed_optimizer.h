@@ -20,6 +20,7 @@
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
 #include "fleet/train/memory_report.h"
+#include "fleet/train/training_counters.h"
 
 namespace fleet {
 
@@ -117,11 +118,21 @@ class DistributedOptimizer {
   void set_schedule(optim::Schedule schedule);
   int64_t updates() const;
   int64_t skipped_updates() const;
+  /// Updates so far, also those that were skipped or had nothing to learn from: the same on all
+  /// ranks; with local SGD, where they have unequal numbers of batches, only after `end_epoch`.
+  int64_t attempts() const;
+  /// Whether calls of `minimize(closure)` wait for their update.
+  bool is_in_window() const;
+
+  /// For snapshots, between two windows. `set_counters` comes after tensors were written.
+  TrainingCounters counters() const;
+  void set_counters(const TrainingCounters& counters);
 
   /// In force after resolving and checking.
   const DistributedStrategy& strategy() const;
   const ParameterArena& arena() const;
   const optim::Optimizer& optimizer() const;
+  const std::shared_ptr<comm::Communicator>& comm() const;
   /// Null when it is off, or alone.
   LocalSgd* local_sgd();
 

@@ -16,6 +16,7 @@ TrainConfig parse_train_configs(int argc, const char* const* argv,
   TrainConfig config = defaults;
   CommandLine line{.about = help.about, .groups = own, .examples = help.examples};
   line.groups.push_back({"Training", config});
+  line.groups.push_back({"Snapshots (docs/snapshots.md)", config.snapshots});
   line.groups.push_back({"Strategy (docs/strategy.md)", config.strategy});
   if (line.examples.empty()) {
     line.examples = {"{} --batch_size 64 --epochs 2",

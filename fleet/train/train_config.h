@@ -8,6 +8,7 @@
 #include "fleet/core/command_line.h"
 #include "fleet/core/options.h"
 #include "fleet/train/distributed_strategy.h"
+#include "fleet/train/snapshot_options.h"
 
 namespace fleet {
 
@@ -24,6 +25,7 @@ struct TrainConfig {
   std::string strategy_file = {};  ///< `--strategy`
   bool plan_only = false;          ///< switches recompute and its `plan_only` on
 
+  SnapshotOptions snapshots = {};
   DistributedStrategy strategy = {};
 
   bool operator==(const TrainConfig&) const = default;
@@ -39,8 +41,8 @@ struct ProgramHelp {
 };
 
 /// Reads the command line, as the guide's `X.parse_train_configs()` does: the fields of TrainConfig
-/// and, as a group of their own, all of the strategy (`--amp`, `--recompute_configs.checkpoints
-/// a,b`).
+/// and, as groups of their own, those of SnapshotOptions (`--snapshot_dir`) and all of the strategy
+/// (`--amp`, `--recompute_configs.checkpoints a,b`).
 ///
 /// `--strategy file.json` replaces `defaults.strategy`; flags win over the file wherever they
 /// stand. Mistakes of the line come in one UsageError, mistakes of the file in one Error; `--help`

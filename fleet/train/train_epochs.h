@@ -3,29 +3,34 @@
 #include <cstdint>
 #include <utility>
 
+#include "fleet/train/snapshots.h"
 #include "fleet/train/training_log.h"
 
 namespace fleet {
 
 /// The loop of a training program: `update` for every batch of `batches(epoch)`, which calls
-/// `log.step`, and `test` after each epoch; ends early when the log says that it is over.
+/// `log.step`, and `test` after each epoch; ends early when the log says that it is over. Begins
+/// where the snapshot was that the training goes on from, and saves more of them as they are due.
 ///
 ///   train_epochs(
-///       config.epochs, log, [&](int64_t epoch) { return loader.epoch(epoch); },
+///       config.epochs, log, snapshots, [&](int64_t epoch) { return loader.epoch(epoch); },
 ///       [&](const Batch& batch) { log.step(optimizer.minimize(batch, loss)); },
 ///       [&](int64_t epoch) { optimizer.end_epoch(); test_after(epoch); });
 template <typename Batches, typename Update, typename Test>
-void train_epochs(int64_t epochs, TrainingLog& log, Batches&& batches, Update&& update,
-                  Test&& test) {
-  for (int64_t epoch = 0; epoch < epochs && !log.is_over(); ++epoch) {
+void train_epochs(int64_t epochs, TrainingLog& log, Snapshots& snapshots, Batches&& batches,
+                  Update&& update, Test&& test) {
+  for (int64_t epoch = snapshots.epoch(); epoch < epochs && !log.is_over(); ++epoch) {
     log.begin_epoch(epoch);
     for (const auto& batch : batches(epoch)) {
       update(batch);
+      snapshots.after_update();
       if (log.is_over()) break;
     }
     log.end_epoch();
     test(epoch);
+    snapshots.after_epoch();
   }
+  snapshots.finish();
 }
 
 }  // namespace fleet

@@ -21,7 +21,9 @@ namespace fleet {
 ///   log.end_epoch();
 class TrainingLog {
  public:
-  explicit TrainingLog(const RunOptions& options) : options_(options) {}
+  /// `updates`: made before, in the run that this one goes on from.
+  explicit TrainingLog(const RunOptions& options, int64_t updates = 0)
+      : options_(options), updates_(updates) {}
 
   void begin_epoch(int64_t epoch);
 

@@ -1,5 +1,8 @@
 // The quick start as a newcomer meets it, with a small data set that this file makes.
 
+#include <csignal>
+#include <filesystem>
+
 #include <gtest/gtest.h>
 
 #include "fleet/core/format.h"
@@ -57,6 +60,32 @@ class QuickStartTest : public testing::Test {
 
   TemporaryFolder data_;
 };
+
+TEST_F(QuickStartTest, AfterAKillTheSameCommandGoesOnAndEndsAlike) {
+  write_data(600, 100);
+  const Words flags = {"--epochs=2", "--batch_size=5"};
+  Launched whole(on_ranks(2, flags));
+  ASSERT_EQ(whole.wait(std::chrono::seconds(60)), 0) << whole.output();
+  const auto last_line = [](const std::string& text) {
+    return text.substr(text.find("epoch 2: "));
+  };
+
+  const auto dir = data_.path() / "snapshots";
+  auto saving = flags;
+  saving.insert(saving.end(), {"--snapshot_dir=" + dir.string(), "--save_every=7"});
+  {
+    Launched killed(on_ranks(2, saving));
+    ASSERT_TRUE(eventually([&] { return std::filesystem::exists(dir / "step-00000014"); },
+                           std::chrono::seconds(60)))
+        << killed.output();
+    killed.send(SIGKILL);
+    killed.wait();
+  }
+  Launched again(on_ranks(2, saving));
+  ASSERT_EQ(again.wait(std::chrono::seconds(60)), 0) << again.output();
+  EXPECT_TRUE(says(again.output(), "[snapshot] goes on after update ", dir.string()));
+  EXPECT_EQ(last_line(again.output()), last_line(whole.output()));
+}
 
 TEST_F(QuickStartTest, TwoRanksLearnAndSaySo) {
   write_data(600, 100);

@@ -49,6 +49,16 @@ class StrategyFile {
   const std::string path;
 };
 
+TEST(TrainConfigTest, SnapshotsAreFlagsOfEveryProgram) {
+  EXPECT_EQ(parsed({}).snapshots, SnapshotOptions());
+  const auto config =
+      parsed({"--snapshot_dir", "runs/first", "--save-every", "500", "--keep", "0"}).snapshots;
+  EXPECT_EQ(config.snapshot_dir, "runs/first");
+  EXPECT_EQ(config.save_every, 500);
+  EXPECT_EQ(config.keep, 0);
+  EXPECT_THROW(parsed({"--keep", "-1"}), UsageError);
+}
+
 TEST(TrainConfigTest, DefaultsAreTheGuides) {
   const TrainConfig config = parsed({});
   EXPECT_EQ(config, TrainConfig());

@@ -1,8 +1,12 @@
 #include <regex>
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
+#include "fleet/optim/sgd.h"
 #include "fleet/train/train_epochs.h"
+
+#include "tests/data/temporary_folder.h"
 
 namespace fleet {
 namespace {
@@ -65,22 +69,49 @@ TEST(TrainingLogTest, TheEpochsLineHasLossSpeedAndMemory) {
       << text;
 }
 
-TEST(TrainEpochsTest, EndsAfterSoManyUpdatesAndTestsAllTheSame) {
+class TrainEpochsTest : public ::testing::Test {
+ protected:
+  /// The batches 1, 2 and 3 in each epoch, for 5 updates in all.
+  void train(TrainingLog& log, Snapshots& snapshots) {
+    printed([&] {
+      train_epochs(
+          10, log, snapshots, [&](int64_t) -> const auto& { return batches_; },
+          [&](int batch) {
+            seen_.push_back(batch);
+            log.step(report_of(1, 1));
+          },
+          [&](int64_t epoch) { tested_.push_back(epoch); });
+    });
+  }
+
+  torch::nn::Linear net_{2, 2};
+  DistributedOptimizer optimizer_ = distributed_optimizer(optim::SGD(net_, {.lr = 0.1}));
+  const std::vector<int> batches_ = {1, 2, 3};
+  std::vector<int> seen_;
+  std::vector<int64_t> tested_;
+};
+
+TEST_F(TrainEpochsTest, EndsAfterSoManyUpdatesAndTestsAllTheSame) {
   TrainingLog log(RunOptions{.max_updates = 5});
-  const std::vector<int> batches = {1, 2, 3};
-  std::vector<int> seen;
-  std::vector<int64_t> tested;
-  printed([&] {
-    train_epochs(
-        10, log, [&](int64_t) -> const auto& { return batches; },
-        [&](int batch) {
-          seen.push_back(batch);
-          log.step(report_of(1, 1));
-        },
-        [&](int64_t epoch) { tested.push_back(epoch); });
-  });
-  EXPECT_EQ(seen, (std::vector<int>{1, 2, 3, 1, 2}));
-  EXPECT_EQ(tested, (std::vector<int64_t>{0, 1}));
+  Snapshots none(optimizer_, {});
+  train(log, none);
+  EXPECT_EQ(seen_, (std::vector<int>{1, 2, 3, 1, 2}));
+  EXPECT_EQ(tested_, (std::vector<int64_t>{0, 1}));
+}
+
+TEST_F(TrainEpochsTest, CountsTheUpdatesOfTheRunBefore) {
+  TrainingLog log(RunOptions{.max_updates = 5}, 3);
+  Snapshots none(optimizer_, {});
+  train(log, none);
+  EXPECT_EQ(seen_, (std::vector<int>{1, 2}));
+}
+
+TEST_F(TrainEpochsTest, SavesAtTheEndOfEpochs) {
+  const TemporaryFolder folder;
+  TrainingLog log(RunOptions{.max_updates = 5});
+  Snapshots snapshots(optimizer_, {.snapshot_dir = folder.path()});
+  train(log, snapshots);
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "step-00000000" / "model.safetensors"));
 }
 
 TEST(RunOptionsTest, CountsUpdates) {

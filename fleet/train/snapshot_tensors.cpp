@@ -1,0 +1,146 @@
+#include "fleet/train/snapshot_tensors.h"
+
+#include <algorithm>
+#include <set>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/nearest_name.h"
+#include "fleet/data/split_mix.h"
+
+namespace fleet {
+namespace {
+
+// A flat tensor of the arena's lengths, cut as its parameters are.
+void add_spans(const ParameterArena& arena, const std::vector<torch::Tensor>& groups,
+               const std::string& prefix, std::vector<NamedTensor>& to) {
+  for (const auto& span : arena.spans()) {
+    to.push_back({prefix + span.name, groups[span.group].as_strided(
+                                          span.value.sizes(), span.value.strides(),
+                                          groups[span.group].storage_offset() + span.offset)});
+  }
+}
+
+void add(const std::vector<NamedTensor>& tensors, const std::string& prefix,
+         std::vector<NamedTensor>& to) {
+  for (const auto& [name, tensor] : tensors) to.push_back({prefix + name, tensor.detach()});
+}
+
+void add_values(const ParameterArena& arena, const std::string& prefix,
+                std::vector<NamedTensor>& to) {
+  for (const auto& span : arena.spans()) to.push_back({prefix + span.name, span.value.detach()});
+}
+
+std::vector<at::Generator> generators_of(const ParameterArena& arena) {
+  std::vector<at::Generator> generators = {at::detail::getDefaultCPUGenerator()};
+  const auto device = arena.groups().front().values.device();
+  if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
+  return generators;
+}
+
+std::string name_of(const at::Generator& generator) {
+  return format("{}{}", kGeneratorNames, c10::Device(generator.device().type()).str());
+}
+
+}  // namespace
+
+SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors which) {
+  const auto& arena = optimizer.arena();
+  const bool is_first = optimizer.comm()->rank() == 0;
+  auto* const local = optimizer.local_sgd();
+  SnapshotTensors tensors;
+  const auto buffers = optimizer.optimizer().model().buffers();
+  if (local && which == ModelTensors::kCommon) {
+    local->before_step();
+    add_spans(arena, local->state().anchor, "", tensors.model);
+    add_values(arena, "parameter/", tensors.own);
+  } else {
+    add_values(arena, "", tensors.model);
+  }
+  add(arena.frozen(), "", tensors.model);
+  add(buffers, "", tensors.model);
+  if (!is_first) add(buffers, "buffer/", tensors.own);
+  for (const auto& [name, groups] : optimizer.optimizer().state()) {
+    add_spans(arena, groups, name + "/", tensors.optimizer);
+    if (local && !is_first) add_spans(arena, groups, name + "/", tensors.own);
+  }
+  if (local) {
+    const auto state = local->state();
+    const std::string prefix(kLocalSgdNames);
+    if (!state.velocity.empty()) {
+      add_spans(arena, state.velocity, prefix + "velocity/", tensors.optimizer);
+    }
+    for (size_t i = 0; i < state.buffers.size(); ++i) {
+      tensors.optimizer.push_back({format("{}buffer/{}", prefix, i), state.buffers[i]});
+    }
+  }
+  return tensors;
+}
+
+std::vector<NamedTensor> generator_states(const ParameterArena& arena) {
+  std::vector<NamedTensor> states;
+  for (const auto& generator : generators_of(arena)) {
+    auto own = generator;
+    const std::scoped_lock lock(own.mutex());
+    states.push_back({name_of(own), own.get_state()});
+  }
+  return states;
+}
+
+void set_generator_states(const SafetensorsFile& file, const ParameterArena& arena) {
+  for (auto& generator : generators_of(arena)) {
+    const auto* entry = file.find(name_of(generator));
+    if (entry == nullptr) continue;  // written on another kind of device
+    const std::scoped_lock lock(generator.mutex());
+    generator.set_state(file.read(*entry));
+  }
+}
+
+void seed_generators(const SafetensorsFile& rank_0, const ParameterArena& arena, int64_t rank,
+                     int64_t step) {
+  set_generator_states(rank_0, arena);
+  for (auto& generator : generators_of(arena)) {
+    const std::scoped_lock lock(generator.mutex());
+    const auto seed = static_cast<int64_t>(generator.current_seed());
+    generator.set_current_seed(SplitMix64({seed, rank, step}).next());
+  }
+}
+
+void check_fit(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors,
+               std::string_view optional) {
+  std::vector<std::string> problems, missing;
+  std::set<std::string> known;
+  const auto may_differ = [&](const std::string& name) {
+    return !optional.empty() && name.starts_with(optional);
+  };
+  for (const auto& [name, tensor] : tensors) {
+    known.insert(name);
+    const auto* entry = file.find(name);
+    if (entry != nullptr && tensor.sizes() != at::IntArrayRef(entry->shape)) {
+      problems.push_back(format("unlike: {} is {} there and {} here", name,
+                                shape_text(entry->shape), shape_text(tensor.sizes())));
+    }
+    if (entry == nullptr && !may_differ(name)) missing.push_back(name);
+  }
+  for (const auto& name : missing) problems.push_back("missing: " + name);
+  for (const auto& entry : file.entries()) {
+    if (known.contains(entry.name) || may_differ(entry.name)) continue;
+    problems.push_back("unexpected: " + entry.name + did_you_mean(entry.name, missing));
+  }
+  if (problems.empty()) return;
+  throw Error::all("snapshot", format("{} is of another model or optimizer", file.path().string()),
+                   problems,
+                   "resume the training that wrote it, or choose another --snapshot_dir; "
+                   "fleet::load_weights takes the model.safetensors of a snapshot alone");
+}
+
+void read_tensors(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    if (const auto* entry = file.find(name)) file.read_into(*entry, tensor);
+  }
+}
+
+}  // namespace fleet

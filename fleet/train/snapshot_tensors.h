@@ -1,0 +1,47 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fleet/core/model_handle.h"
+#include "fleet/io/safetensors.h"
+#include "fleet/train/distributed_optimizer.h"
+
+namespace fleet {
+
+/// Whose parameters stand under the model's names.
+enum class ModelTensors {
+  kCommon,  // with local SGD the last average; else the parameters themselves
+  kValues,  // the parameters themselves
+};
+
+/// The tensors of a training where they lie, by name: what a snapshot is copied from and read into.
+struct SnapshotTensors {
+  std::vector<NamedTensor> model;      // parameters (masters, if there are any) and buffers
+  std::vector<NamedTensor> optimizer;  // "velocity/fc.weight"; local SGD's as "local_sgd.velocity/"
+  std::vector<NamedTensor> own;        // of this rank alone
+};
+SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors which);
+
+/// Random generators that a training draws from by default, as "generator/cpu".
+std::vector<NamedTensor> generator_states(const ParameterArena& arena);
+void set_generator_states(const SafetensorsFile& file, const ParameterArena& arena);
+/// For a rank that has no state of its own: drawn from the seed in rank 0's file, rank and step.
+void seed_generators(const SafetensorsFile& rank_0, const ParameterArena& arena, int64_t rank,
+                     int64_t step);
+
+/// Throws one Error with all names and shapes that do not fit. `optional`: a beginning of names
+/// that may be there or not.
+void check_fit(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors,
+               std::string_view optional);
+/// Those that the file has.
+void read_tensors(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors);
+
+/// Names in an optimizer's file that only local SGD has.
+inline constexpr std::string_view kLocalSgdNames = "local_sgd.";
+/// And those in a rank's file that are not tensors of the training.
+inline constexpr std::string_view kGeneratorNames = "generator/";
+
+}  // namespace fleet

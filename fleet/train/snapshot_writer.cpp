@@ -1,0 +1,191 @@
+#include "fleet/train/snapshot_writer.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/core/options_json.h"
+#include "fleet/io/new_file.h"
+
+namespace fleet {
+
+/// What the writing thread needs beside the copied tensors.
+struct SnapshotWriter::Job {
+  TrainingRecord training;
+  RankRecord rank;
+  std::string data;  // empty: none
+  Tensors generators;
+};
+
+SnapshotWriter::SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions options,
+                               DataPosition data)
+    : optimizer_(optimizer),
+      options_(std::move(options)),
+      data_(std::move(data)),
+      comm_(optimizer.comm()->duplicate("snapshots")) {
+  bring_in_average();
+  // Now, so that a budget for memory counts it from the start, and with its pages in place.
+  const auto make_room = [](const Tensors& tensors, Tensors& room) {
+    for (const auto& [name, tensor] : tensors) {
+      room.push_back({name, torch::zeros_like(tensor, torch::kCPU)});
+    }
+  };
+  const auto tensors = live();
+  make_room(tensors.model, copy_.model);
+  make_room(tensors.optimizer, copy_.optimizer);
+  make_room(tensors.own, copy_.own);
+}
+
+SnapshotWriter::~SnapshotWriter() {
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    log::warn_here("snapshot", format("the last one was not written: {}", error.what()));
+  }
+}
+
+void SnapshotWriter::wait() {
+  if (written_.valid()) written_.get();
+}
+
+// A delayed average belongs to no single moment; all ranks are here.
+void SnapshotWriter::bring_in_average() {
+  if (auto* local = optimizer_.local_sgd(); local && local->is_sending()) optimizer_.sync();
+}
+
+// What this rank writes.
+SnapshotTensors SnapshotWriter::live() const {
+  auto tensors = snapshot_tensors(optimizer_, ModelTensors::kCommon);
+  if (comm_->rank() > 0) {
+    tensors.model.clear();
+    tensors.optimizer.clear();
+  }
+  return tensors;
+}
+
+void SnapshotWriter::stage() {
+  const torch::NoGradGuard no_grad;
+  const auto copy = [](const Tensors& from, const Tensors& to) {
+    FLEET_ASSERT(from.size() == to.size(), "a model's tensors stay the same");
+    for (size_t i = 0; i < from.size(); ++i) to[i].tensor.copy_(from[i].tensor);
+  };
+  const auto tensors = live();
+  copy(tensors.model, copy_.model);
+  copy(tensors.optimizer, copy_.optimizer);
+  copy(tensors.own, copy_.own);
+}
+
+void SnapshotWriter::save() {
+  wait();
+  const auto begin = std::chrono::steady_clock::now();
+  bring_in_average();
+  Job job{.training = training_record(optimizer_, data_.is_known()),
+          .rank = rank_record(optimizer_)};
+  if (data_.is_known()) job.data = data_.to_json();
+  job.generators = generator_states(optimizer_.arena());
+  stage();
+  copy_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  written_ = std::async(std::launch::async, [this, job = std::move(job)] { write(job); });
+}
+
+// A rank that fails tells the others, who would wait for it; all of them throw.
+template <typename Work>
+void SnapshotWriter::together(const char* what, Work&& work) {
+  std::exception_ptr failure;
+  try {
+    work();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const auto failed = torch::full({1}, failure ? comm_->rank() + 1 : 0, torch::kLong);
+  comm_->all_reduce(failed, comm::ReduceOp::kMax, what);
+  if (failure) std::rethrow_exception(failure);
+  if (const auto rank = failed.item<int64_t>(); rank > 0) {
+    throw Error("snapshot", format("rank {} could not write its part, as it says itself", rank - 1),
+                "look into that rank's log");
+  }
+}
+
+void SnapshotWriter::check_same_step(int64_t step) {
+  const auto steps = comm_->all_gather(torch::full({1}, step, torch::kLong), "a snapshot's step");
+  const auto most = steps.max().item<int64_t>(), least = steps.min().item<int64_t>();
+  if (most == least) return;
+  throw Error("snapshot",
+              format("one rank has made {} updates and another {}, so this is no moment that they "
+                     "have in common",
+                     most, least),
+              "give all ranks the same number of batches, or save at the end of epochs "
+              "(--save_every 0)");
+}
+
+FileHashes SnapshotWriter::write_files(const std::filesystem::path& folder, const Job& job) const {
+  FileHashes hashes;
+  const auto write_text = [&](const std::string& name, const std::string& text) {
+    hashes[name] = write_new_file(folder / name, text, "snapshot");
+  };
+  const auto write_tensors = [&](const std::string& name, const Tensors& tensors) {
+    hashes[name] = write_safetensors(folder / name, tensors);
+  };
+  const int rank = comm_->rank();
+  if (rank == 0) {
+    write_tensors(kModelFile, copy_.model);
+    write_tensors(kOptimizerFile, copy_.optimizer);
+    write_text(kTrainingFile, write_json(job.training, TrainingRecord{}));
+  }
+  auto own = copy_.own;
+  own.insert(own.end(), job.generators.begin(), job.generators.end());
+  write_tensors(rank_tensors_file(rank), own);
+  write_text(rank_file(rank), write_json(job.rank, RankRecord{}));
+  if (job.training.has_data) write_text(rank_data_file(rank), job.data);
+  return hashes;
+}
+
+// The hashes of all ranks' files, on each of them.
+FileHashes SnapshotWriter::gather(const FileHashes& own, const Job& job) {
+  const auto names_of = [&](int rank) {
+    std::vector<std::string> names = {rank_file(rank), rank_tensors_file(rank)};
+    if (job.training.has_data) names.push_back(rank_data_file(rank));
+    return names;
+  };
+  std::vector<int64_t> numbers;
+  for (const auto& name : names_of(comm_->rank())) {
+    numbers.push_back(std::bit_cast<int64_t>(own.at(name)));
+  }
+  const auto all = comm_->all_gather(torch::tensor(numbers, torch::kLong), "hashes of files");
+  FileHashes hashes = own;
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    int64_t next = 0;
+    for (const auto& name : names_of(rank)) {
+      hashes[name] = std::bit_cast<uint64_t>(all[rank][next++].item<int64_t>());
+    }
+  }
+  return hashes;
+}
+
+void SnapshotWriter::write(const Job& job) {
+  const torch::NoGradGuard no_grad;
+  const std::filesystem::path dir = options_.snapshot_dir;
+  const int64_t step = job.training.step;
+  check_same_step(step);
+  std::optional<NewSnapshot> snapshot;
+  FileHashes hashes;
+  together("a snapshot's folder", [&] {
+    if (comm_->rank() == 0) snapshot.emplace(dir, step);
+  });
+  together("a snapshot's files",
+           [&] { hashes = write_files(NewSnapshot::hidden(dir, step), job); });
+  hashes = gather(hashes, job);
+  together("a snapshot's last step", [&] {
+    if (!snapshot) return;
+    snapshot->publish(hashes);
+    remove_older_snapshots(dir, step,
+                           options_.keep > 0 ? options_.keep : std::numeric_limits<int>::max());
+  });
+}
+
+}  // namespace fleet

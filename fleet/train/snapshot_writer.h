@@ -1,0 +1,62 @@
+#pragma once
+
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fleet/comm/communicator.h"
+#include "fleet/train/data_position.h"
+#include "fleet/train/distributed_optimizer.h"
+#include "fleet/train/snapshot_options.h"
+#include "fleet/train/snapshot_records.h"
+#include "fleet/train/snapshot_tensors.h"
+
+namespace fleet {
+
+/// Copies a training into memory of its own, and writes it to the disk from there while training
+/// goes on, in a thread of its own. One at a time: the next waits. Rank 0 writes what all ranks
+/// have in common, each rank what is its own, and the snapshot appears when all have done so.
+///
+/// Holds a copy of what this rank writes.
+class SnapshotWriter {
+ public:
+  /// All ranks make one.
+  SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions options, DataPosition data);
+  /// Waits, and says what went wrong.
+  ~SnapshotWriter();
+  SnapshotWriter(const SnapshotWriter&) = delete;
+  SnapshotWriter& operator=(const SnapshotWriter&) = delete;
+
+  void save();
+  /// Until the last one is on the disk; throws what went wrong with it.
+  void wait();
+  /// Of the last `save`: how long training stood still for the copy alone.
+  double copy_seconds() const { return copy_seconds_; }
+
+ private:
+  struct Job;
+  using Tensors = std::vector<NamedTensor>;
+
+  void bring_in_average();
+  SnapshotTensors live() const;
+  void stage();
+  void write(const Job& job);
+  void check_same_step(int64_t step);
+  FileHashes write_files(const std::filesystem::path& folder, const Job& job) const;
+  FileHashes gather(const FileHashes& own, const Job& job);
+  template <typename Work>
+  void together(const char* what, Work&& work);
+
+  DistributedOptimizer& optimizer_;
+  SnapshotOptions options_;
+  DataPosition data_;
+  std::shared_ptr<comm::Communicator> comm_;  // the writing threads' own
+  SnapshotTensors copy_;
+  std::future<void> written_;
+  double copy_seconds_ = 0;
+};
+
+}  // namespace fleet

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "fleet/train/data_position.h"
+#include "fleet/train/distributed_optimizer.h"
+#include "fleet/train/snapshot_loader.h"
+#include "fleet/train/snapshot_options.h"
+
+namespace fleet {
+
+class SnapshotWriter;
+
+/// Saves a training every so often, and takes it up where it was: after N updates, a snapshot and a
+/// new process, the next M updates are those of a run that was never interrupted, bit for bit.
+///
+/// Making one resumes, if there is a snapshot in the folder: make it after the optimizer and its
+/// data, before the first update. Training stands still for a copy in memory alone; the disk is
+/// written behind it, and an error of that comes out of the next call that saves, or of `finish`. A
+/// process that is killed leaves the last snapshot that was whole.
+///
+/// All ranks make the same calls. Without a folder in `options` they do nothing.
+///
+///   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
+///   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {
+///     for (const auto& batch : train.epoch(epoch)) {
+///       optimizer.minimize(batch, loss);
+///       snapshots.after_update();
+///     }
+///     optimizer.end_epoch();
+///     snapshots.after_epoch();
+///   }
+///   snapshots.finish();
+class Snapshots {
+ public:
+  Snapshots(DistributedOptimizer& optimizer, const SnapshotOptions& options,
+            const DataPosition& data = {});
+  ~Snapshots();
+  Snapshots(const Snapshots&) = delete;
+  Snapshots& operator=(const Snapshots&) = delete;
+
+  /// The step of the snapshot that this run went on from.
+  std::optional<int64_t> resumed() const { return resumed_; }
+
+  /// The one that the data are in: where a loop over epochs begins.
+  int64_t epoch() const { return data_.epoch(); }
+
+  /// Saves when `save_every` updates have been made since the last time: never within a window of
+  /// `minimize(closure)`, and after the last batch of an epoch only by `after_epoch`.
+  void after_update();
+  /// After `optimizer.end_epoch()`: saves when it is due, or, without `save_every`, always.
+  void after_epoch();
+  /// Now.
+  void save();
+  /// Until all is on the disk. Before `fleet::shutdown`.
+  void finish();
+
+  /// How long the last snapshot held training up, without waiting for the one before.
+  double copy_seconds() const;
+
+ private:
+  bool is_due() const;
+
+  DistributedOptimizer& optimizer_;
+  SnapshotOptions options_;
+  DataPosition data_;
+  std::optional<int64_t> resumed_;
+  int64_t last_step_ = 0;
+  std::unique_ptr<SnapshotWriter> writer_;  // null: without a folder
+};
+
+/// One snapshot more in `dir`, on the disk when it returns; nothing is removed. All ranks call it.
+void save_snapshot(const std::filesystem::path& dir, DistributedOptimizer& optimizer,
+                   const DataPosition& data = {});
+
+}  // namespace fleet

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+
+#include "fleet/core/options.h"
+#include "fleet/precision/grad_scaler.h"
+
+namespace fleet {
+
+/// The numbers of a DistributedOptimizer that a snapshot keeps beside the tensors; each rank has
+/// its own.
+struct TrainingCounters {
+  int64_t attempts = 0;  ///< updates, those among them that changed nothing
+  int64_t updates = 0;   ///< where the schedule is
+  int64_t calls = 0;     ///< of `minimize`
+  double total_seconds = 0;
+  double lr = 0;
+  double usual_weight = 0;     ///< 0: not agreed on yet
+  int64_t part_limit = 0;      ///< samples of a part, since more did not fit; 0: none
+  int64_t part_preferred = 0;  ///< likewise, since more was slower
+  GradScalerState scaler = {};
+};
+const FieldList& fields_of(const TrainingCounters*);
+
+}  // namespace fleet

@@ -1,0 +1,371 @@
+#include "fleet/train/snapshots.h"
+
+#include <fstream>
+#include <random>
+
+#include "fleet/data/data_loader.h"
+#include "fleet/io/snapshot_folder.h"
+#include "fleet/io/weights.h"
+#include "fleet/io/xx_hash64.h"
+
+#include "tests/data/temporary_folder.h"
+#include "tests/support/launched.h"
+#include "tests/support/says.h"
+#include "tests/train/snapshot_training.h"
+
+namespace fleet {
+namespace {
+
+using namespace testing;  // NOLINT
+namespace fs = std::filesystem;
+using launch::contents;
+using Steps = std::vector<int64_t>;
+
+Comm alone() { return std::make_shared<comm::Communicator>(); }
+
+/// 40 samples that never change.
+class Numbers : public Dataset {
+ public:
+  int64_t size() const override { return 40; }
+  Batch get(std::span<const int64_t> indices, int64_t) const override {
+    const auto numbers =
+        torch::tensor(at::IntArrayRef(indices.data(), indices.size()), torch::kLong);
+    auto generator = at::detail::createCPUGenerator(5);
+    const auto all = torch::randn({40, 6}, generator);
+    return {all.index_select(0, numbers), numbers % 3};
+  }
+};
+
+DataLoader numbers_of(const Comm& comm, int64_t batch_size) {
+  return DataLoader(
+      std::make_shared<Numbers>(),
+      {.batch_size = batch_size, .seed = 3, .rank = comm->rank(), .world_size = comm->size()});
+}
+
+/// A whole program; `stop_after` updates it ends as if it had been killed.
+Outcome run_program(const Comm& comm, const SnapshotOptions& options,
+                    const DistributedStrategy& strategy, int64_t stop_after = 1000) {
+  TrainingRank rank({.strategy = strategy}, comm);
+  auto& optimizer = rank.optimizer();
+  auto data = numbers_of(comm, 4);
+  Snapshots snapshots(optimizer, options, data);
+  for (int64_t epoch = data.state().epoch; epoch < 3; ++epoch) {
+    for (const auto& batch : data.epoch(epoch)) {
+      optimizer.minimize(batch, [&](const Batch& part) { return rank.net()->loss(part); });
+      snapshots.after_update();
+      if (optimizer.attempts() == stop_after) {
+        snapshots.finish();
+        auto outcome = rank.outcome();
+        optimizer.sync();
+        return outcome;
+      }
+    }
+    optimizer.end_epoch();
+    snapshots.after_epoch();
+  }
+  snapshots.finish();
+  return rank.outcome();
+}
+
+TEST(SnapshotsTest, AProgramGoesOnWhereItWas) {
+  const DistributedStrategy local{.localsgd = true, .localsgd_configs = {.k_steps = 3}};
+  for (const int ranks : {1, 2}) {
+    for (const auto& strategy : {DistributedStrategy{}, local}) {
+      for (const int64_t save_every : {0, 2, 5}) {  // 10 or 5 updates make an epoch
+        SCOPED_TRACE(std::to_string(ranks) + " ranks, every " + std::to_string(save_every));
+        const TemporaryFolder folder;
+        run_ranks(ranks, [&](const Comm& comm) {
+          const SnapshotOptions options{.snapshot_dir = folder.path(), .save_every = save_every};
+          const auto whole = run_program(comm, {}, strategy);
+          run_program(comm, options, strategy, 7);
+          comm->barrier("a check");
+          run_program(comm, options, strategy, 12);
+          comm->barrier("a check");
+          expect_same(run_program(comm, options, strategy), whole);
+        });
+      }
+    }
+  }
+}
+
+TEST(SnapshotsTest, SavesWhenItIsDueAndKeepsTheNewest) {
+  const TemporaryFolder folder;
+  const SnapshotOptions options{.snapshot_dir = folder.path(), .save_every = 4, .keep = 3};
+  run_program(alone(), options, {}, 19);
+  EXPECT_EQ(snapshots_in(folder.path()), (Steps{16, 12, 8}));
+  run_program(alone(), options, {}, 21);  // the 20th is the last of its epoch: see to its end
+  EXPECT_EQ(snapshots_in(folder.path()), (Steps{20, 16, 12}));
+  EXPECT_EQ(run_program(alone(), {.snapshot_dir = folder.path(), .keep = 0}, {}).losses.size(), 8);
+  EXPECT_EQ(snapshots_in(folder.path()), (Steps{30, 20, 16, 12}));
+}
+
+TEST(SnapshotsTest, WithoutAFolderNothingHappens) {
+  TrainingRank rank({}, alone());
+  Snapshots snapshots(rank.optimizer(), {.save_every = 1});
+  rank.train(0, 1);
+  snapshots.after_update();
+  snapshots.after_epoch();
+  snapshots.save();
+  snapshots.finish();
+  EXPECT_EQ(snapshots.resumed(), std::nullopt);
+  EXPECT_EQ(snapshots.copy_seconds(), 0);
+}
+
+TEST(SnapshotsTest, AWindowOfCallsIsNotCutInTwo) {
+  const TemporaryFolder folder;
+  TrainingRank rank(
+      {.strategy = {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 3}}}, alone());
+  auto& optimizer = rank.optimizer();
+  Snapshots snapshots(optimizer, {.snapshot_dir = folder.path(), .save_every = 1, .keep = 0});
+  for (int call = 0; call < 7; ++call) {
+    optimizer.minimize([&] { return rank.net()->loss(small_batch(4, call)); });
+    snapshots.after_update();
+  }
+  snapshots.finish();
+  EXPECT_EQ(snapshots_in(folder.path()), (Steps{2, 1}));
+  EXPECT_TRUE(
+      says(error_of([&] { snapshots.save(); }), "1 of 3 calls of minimize wait", "report.updated"));
+}
+
+TEST(SnapshotsTest, TrainingGoesOnWhileItIsWritten) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  rank.train(0, 2);
+  const auto then = rank.outcome();
+  {
+    Snapshots snapshots(rank.optimizer(), {.snapshot_dir = folder.path(), .keep = 0});
+    snapshots.save();
+    rank.train(2, 6);  // must not show in the snapshot
+    snapshots.save();
+    rank.train(6, 8);
+  }
+  EXPECT_EQ(snapshots_in(folder.path()), (Steps{6, 2}));
+  fs::remove_all(snapshot_folder(folder.path(), 6));
+  TrainingRank again({}, alone());
+  load_snapshot(folder.path(), again.optimizer());
+  expect_equal(again.outcome().parameters, then.parameters);
+}
+
+TEST(SnapshotsTest, AnErrorOfTheWriterComesOutLater) {
+  const TemporaryFolder folder;
+  const auto dir = folder.path() / "here";
+  TrainingRank rank({}, alone());
+  Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir});
+  folder.write("here", "a file where the folder should be");
+  snapshots.save();
+  EXPECT_TRUE(says(error_of([&] { snapshots.save(); }), "cannot", dir.string()));
+  snapshots.save();
+  EXPECT_TRUE(says(error_of([&] { snapshots.finish(); }), "cannot", dir.string()));
+  fs::remove(dir);
+  snapshots.save();
+  snapshots.finish();
+  EXPECT_EQ(snapshots_in(dir), Steps{0});
+}
+
+TEST(SnapshotsTest, ARankThatCannotWriteTellsTheOthers) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](const Comm& comm) {
+    TrainingRank rank({}, comm);
+    // Rank 1 looks elsewhere, as on a machine without the shared folder.
+    const auto dir = comm->rank() == 0 ? folder.path() : folder.path() / "elsewhere";
+    Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir});
+    snapshots.save();
+    EXPECT_TRUE(says(error_of([&] { snapshots.finish(); }),
+                     comm->rank() == 0 ? "rank 1 could not write" : "cannot make a file beside"));
+  });
+  EXPECT_EQ(snapshots_in(folder.path()), Steps{});
+}
+
+TEST(SnapshotsTest, DataGoOnAfterAsManySamplesOnOtherRanks) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](const Comm& comm) {
+    TrainingRank rank({}, comm);
+    auto data = numbers_of(comm, 4);
+    auto epoch = data.epoch(1);
+    auto next = epoch.begin();
+    ++next;
+    ++next;  // three batches of 8
+    save_snapshot(folder.path(), rank.optimizer(), data);
+  });
+  TrainingRank rank({}, alone());
+  auto same = numbers_of(alone(), 8);
+  load_snapshot(folder.path(), rank.optimizer(), same);
+  EXPECT_EQ(same.state().epoch, 1);
+  EXPECT_EQ(same.state().next_update, 3);
+  auto other = numbers_of(alone(), 10);  // 24 samples are two batches and a bit
+  load_snapshot(folder.path(), rank.optimizer(), other);
+  EXPECT_EQ(other.state().epoch, 1);
+  EXPECT_EQ(other.state().next_update, 2);
+  run_ranks(2, [&](const Comm& comm) {  // no excuse: as many ranks
+    TrainingRank again({}, comm);
+    auto data = numbers_of(comm, 5);
+    EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), again.optimizer(), data); }),
+                     "global batch (batch_size x ranks) was 8 and is now 10"));
+  });
+}
+
+TEST(SnapshotsTest, AskForAPositionThatIsThere) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  auto data = numbers_of(alone(), 4);
+  save_snapshot(folder.path(), rank.optimizer());
+  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), rank.optimizer(), data); }),
+                   "no position in the data", "resume without data"));
+}
+
+TEST(SnapshotsTest, RefuseAnotherModelAndLeaveItAlone) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  save_snapshot(folder.path(), rank.optimizer());
+  BlockNet other(BlockNetOptions{.blocks = 3, .width = 14});
+  const auto before = copies(other->parameters());
+  DistributedOptimizer optimizer(
+      std::make_unique<optim::Momentum>(other, optim::MomentumOptions{.lr = 0.1}), {}, alone());
+  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), optimizer); }),
+                   "model.safetensors is of another model", "unlike: first.weight",
+                   "missing: linears.2.weight", "fleet::load_weights"));
+  expect_equal(copies(other->parameters()), before);
+  TrainingRank adam({.optimizer = "Adam"}, alone());
+  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), adam.optimizer()); }),
+                   "optimizer.safetensors", "unexpected: velocity/first.weight"));
+}
+
+TEST(SnapshotsTest, SayWhichStrategyIsAnother) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  save_snapshot(folder.path(), rank.optimizer());
+  TrainingRank amp({.strategy = {.amp = true}}, alone());
+  ::testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStdout();
+  load_snapshot(folder.path(), amp.optimizer());
+  const auto said =
+      ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(says(said, "the strategy is another: amp was false and is now true"));
+}
+
+TEST(SnapshotsTest, HoldAFileThatLoadWeightsTakes) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  rank.train(0, 3);
+  save_snapshot(folder.path(), rank.optimizer());
+  BlockNet net(BlockNetOptions{.blocks = 2});
+  load_weights(net, snapshot_folder(folder.path(), 3) / "model.safetensors");
+  expect_equal(copies(net->parameters()), copies(rank.net()->parameters()));
+  expect_equal(copies(net->buffers()), copies(rank.net()->buffers()));
+}
+
+/// Two snapshots of two ranks, and what is in the first.
+class DamagedSnapshotTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    whole_ = std::make_unique<TemporaryFolder>();
+    run_ranks(2, [&](const Comm& comm) {
+      TrainingRank rank({}, comm);
+      auto data = numbers_of(comm, 4);
+      rank.train(0, 2);
+      save_snapshot(whole_->path(), rank.optimizer(), data);
+      rank.train(2, 3);
+      save_snapshot(whole_->path(), rank.optimizer(), data);
+    });
+  }
+  static void TearDownTestSuite() { whole_.reset(); }
+
+  /// Damages a copy of the newer one; what the log said, when the older one was taken.
+  static std::string said_about(const std::function<void(const fs::path& newer)>& damage) {
+    const TemporaryFolder folder;
+    fs::copy(whole_->path(), folder.path(), fs::copy_options::recursive);
+    damage(snapshot_folder(folder.path(), 3));
+    ::testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStdout();
+    run_ranks(2, [&](const Comm& comm) {
+      TrainingRank rank({}, comm);
+      auto data = numbers_of(comm, 4);
+      EXPECT_EQ(load_snapshot(folder.path(), rank.optimizer(), data), 2);
+      EXPECT_EQ(rank.optimizer().updates(), 2);
+    });
+    return ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
+  }
+
+  static std::vector<std::string> files() {
+    std::vector<std::string> names;
+    for (const auto& item : fs::directory_iterator(snapshot_folder(whole_->path(), 3))) {
+      names.push_back(item.path().filename());
+    }
+    return names;
+  }
+
+  static std::unique_ptr<TemporaryFolder> whole_;
+};
+std::unique_ptr<TemporaryFolder> DamagedSnapshotTest::whole_;
+
+TEST_F(DamagedSnapshotTest, HasTheFilesOfThePage) {
+  auto names = files();
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{
+                       "checksums.xxh64", "model.safetensors", "optimizer.safetensors",
+                       "rank-0.data.json", "rank-0.json", "rank-0.safetensors", "rank-1.data.json",
+                       "rank-1.json", "rank-1.safetensors", "training.json"}));
+}
+
+TEST_F(DamagedSnapshotTest, AFlippedBitAnywhereIsNoticed) {
+  std::mt19937_64 random(11);
+  for (const auto& name : files()) {
+    for (int round = 0; round < 3; ++round) {
+      const auto said = said_about([&](const fs::path& newer) {
+        auto bytes = contents(newer / name);
+        const auto bit = random() % (bytes.size() * 8);
+        bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
+        std::ofstream(newer / name, std::ios::binary) << bytes;
+      });
+      // A wrong hash or name in the list is found at the file that it belongs to.
+      EXPECT_TRUE(says(said, "step-00000003 is not used", name == "checksums.xxh64" ? "" : name));
+    }
+  }
+}
+
+TEST_F(DamagedSnapshotTest, ATruncatedFileIsNoticed) {
+  std::mt19937_64 random(12);
+  for (const auto& name : files()) {
+    const auto said = said_about([&](const fs::path& newer) {
+      fs::resize_file(newer / name, random() % fs::file_size(newer / name));
+    });
+    EXPECT_TRUE(says(said, "step-00000003 is not used", name == "checksums.xxh64" ? "" : name));
+  }
+}
+
+TEST_F(DamagedSnapshotTest, AMissingFileIsNoticed) {
+  for (const auto& name : files()) {
+    const auto said = said_about([&](const fs::path& newer) { fs::remove(newer / name); });
+    EXPECT_TRUE(says(said, "step-00000003 is not used", name, "it is missing"));
+  }
+}
+
+TEST_F(DamagedSnapshotTest, AnotherFormatIsNamed) {
+  const auto said = said_about([](const fs::path& newer) {
+    FileHashes hashes = SnapshotReader(newer.parent_path(), 3).files();
+    auto text = contents(newer / "training.json");
+    text.replace(text.find("\"format\": 1"), 11, "\"format\": 2");
+    const TemporaryFolder folder;
+    hashes["training.json"] = XxHash64::of_file(folder.write("training.json", text));
+    NewSnapshot snapshot(newer.parent_path(), 3);
+    for (const auto& [name, hash] : hashes) fs::copy(newer / name, snapshot.hidden() / name);
+    fs::copy(folder.path() / "training.json", snapshot.hidden() / "training.json",
+             fs::copy_options::overwrite_existing);
+    snapshot.publish(hashes);
+  });
+  EXPECT_TRUE(says(said, "format 2 is not known here", "the version of Fleet that wrote it"));
+}
+
+TEST_F(DamagedSnapshotTest, WhenNoneIsLeftItIsAnError) {
+  const TemporaryFolder folder;
+  fs::copy(whole_->path(), folder.path(), fs::copy_options::recursive);
+  for (const int64_t step : {2, 3}) {
+    fs::resize_file(snapshot_folder(folder.path(), step) / "model.safetensors", 100);
+  }
+  TrainingRank rank({}, alone());
+  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), rank.optimizer()); }),
+                   "none of the 2 snapshots", "move them away"));
+}
+
+}  // namespace
+}  // namespace fleet
