@@ -224,19 +224,14 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
   }
 }
 
-// The largest batch that a way brings through a step within the budget; 0: not one sample. Memory
-// grows evenly with the batch, or nearly so: `peak` of two batches tells where to look.
+// The largest batch, to 3 %, that a way brings through a step within the budget; 0: not one sample.
+// Memory grows evenly with the batch, or nearly so: `peak` of two batches tells where to look.
 int64_t largest(int64_t first, int64_t room, const std::function<int64_t(int64_t)>& peak,
                 const std::function<bool(int64_t)>& fits) {
   const auto one = peak(first), two = peak(2 * first);
   const auto slope = std::max<int64_t>((two - one) / first, 1);
   auto samples = std::max<int64_t>(first + (room - one) / slope, 1);
-  const auto step = [&] { return std::max<int64_t>(samples / 40, 1); };
-  if (fits(samples)) {
-    while (fits(samples + step())) samples += step();
-    return samples;
-  }
-  while (samples > 0 && !fits(samples)) samples -= step();
+  while (samples > 0 && !fits(samples)) samples -= std::max<int64_t>(samples * 3 / 100, 1);
   return samples;
 }
 
@@ -384,9 +379,18 @@ std::vector<Row> bench_memory() {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   torch::manual_seed(1);
   std::vector<Row> rows;
+  size_t said = 0;  // it takes some minutes: rows are said as they come
+  const auto say = [&](const std::vector<Row>& all) {
+    for (; said < all.size(); ++said) {
+      log::info("bench", format("{}: {:.6g} {} {}", all[said].name, all[said].value, all[said].unit,
+                                all[said].note));
+    }
+  };
   per_op(rows);
   tape_on_blocks(rows);
+  say(rows);
   planning(rows);
+  say(rows);
   const Disk disk;
   rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
@@ -394,10 +398,10 @@ std::vector<Row> bench_memory() {
     for (const auto& parameter : net.parameters) {
       parameter.mutable_grad() = torch::zeros_like(parameter);
     }
-    log::info("bench", net.name + ": what memory costs in time");
     trade_off(net, samples, disk, rows);
-    log::info("bench", net.name + ": what the same memory brings");
+    say(rows);
     equal_budget(net, plain_samples, disk, rows);
+    say(rows);
   };
   take(bert(narrow_bert(), 512), 2, 1);
   take(bert(narrow_bert(), 128), 8, 4);
