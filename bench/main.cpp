@@ -35,6 +35,8 @@ constexpr std::array kBenchmarks = {
               bench_local_sgd_accuracy},
     Benchmark{"memory", "recompute: what a batch costs in time and memory, planned and by hand", 1,
               bench_memory},
+    Benchmark{"memory-batch", "recompute: the largest batch in the memory of a small one", 1,
+              bench_memory_batch},
     Benchmark{"optim", "one update: each optimizer beside a triad and the engine's own", 1,
               bench_optim},
     Benchmark{"snapshot", "what a snapshot holds training up for, beside a plain copy", 1,

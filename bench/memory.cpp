@@ -29,7 +29,7 @@ using memory::TapePolicy;
 using memory::TapeScope;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kRounds = 4;
+constexpr int kRounds = 7;
 
 memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
@@ -344,7 +344,7 @@ void tape_on_blocks(std::vector<Row>& rows) {
     parameter.mutable_grad() = torch::zeros_like(parameter);
   }
   const Way plain, taped{.policy = [] { return std::make_unique<memory::KeepAll>(); }};
-  const auto timings = alternate(15, {[&] { run(net, 8, plain); }, [&] { run(net, 8, taped); }});
+  const auto timings = alternate(41, {[&] { run(net, 2, plain); }, [&] { run(net, 2, taped); }});
   const double seconds = timings[1].best(), plain_s = timings[0].best();
   rows.push_back(
       {net.name + ", tape on, everything kept", seconds * 1e3, "ms", "plain", plain_s * 1e3,
@@ -372,40 +372,67 @@ void planning(std::vector<Row>& rows) {
   rows.push_back({"ResNet-152, plan with offload made", timings[1].best(), "s", "", 0, 0, ""});
 }
 
+// It takes some minutes: rows are said as they come.
+class Said {
+ public:
+  explicit Said(const std::vector<Row>& rows) : rows_(rows) {}
+  void say() {
+    for (; said_ < rows_.size(); ++said_) {
+      const auto& row = rows_[said_];
+      log::info("bench", format("{}: {:.6g} {} {}", row.name, row.value, row.unit, row.note));
+    }
+  }
+
+ private:
+  const std::vector<Row>& rows_;
+  size_t said_ = 0;
+};
+
+// Each net with its gradients, and a batch that is small for it.
+void for_each_net(const std::function<void(const Net& net, int64_t samples)>& work) {
+  const auto take = [&](const Net& net, int64_t samples) {
+    for (const auto& parameter : net.parameters) {
+      parameter.mutable_grad() = torch::zeros_like(parameter);
+    }
+    work(net, samples);
+  };
+  take(bert(narrow_bert(), 512), 1);
+  take(bert(narrow_bert(), 128), 4);
+  take(resnet50(96), 4);
+}
+
 }  // namespace
 
-// What recompute, planned and by hand, costs and brings, counted to the byte.
+// What recompute, planned and by hand, costs, counted to the byte.
 std::vector<Row> bench_memory() {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   torch::manual_seed(1);
   std::vector<Row> rows;
-  size_t said = 0;  // it takes some minutes: rows are said as they come
-  const auto say = [&](const std::vector<Row>& all) {
-    for (; said < all.size(); ++said) {
-      log::info("bench", format("{}: {:.6g} {} {}", all[said].name, all[said].value, all[said].unit,
-                                all[said].note));
-    }
-  };
+  Said said(rows);
   per_op(rows);
   tape_on_blocks(rows);
-  say(rows);
   planning(rows);
-  say(rows);
   const Disk disk;
   rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
-  const auto take = [&](Net net, int64_t samples, int64_t plain_samples) {
-    for (const auto& parameter : net.parameters) {
-      parameter.mutable_grad() = torch::zeros_like(parameter);
-    }
-    trade_off(net, samples, disk, rows);
-    say(rows);
-    equal_budget(net, plain_samples, disk, rows);
-    say(rows);
-  };
-  take(bert(narrow_bert(), 512), 2, 1);
-  take(bert(narrow_bert(), 128), 8, 4);
-  take(resnet50(96), 8, 4);
+  for_each_net([&](const Net& net, int64_t samples) {
+    trade_off(net, 2 * samples, disk, rows);
+    said.say();
+  });
+  return rows;
+}
+
+// What it brings: the largest batch in the memory of a small one.
+std::vector<Row> bench_memory_batch() {
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  torch::manual_seed(1);
+  std::vector<Row> rows;
+  Said said(rows);
+  const Disk disk;
+  for_each_net([&](const Net& net, int64_t samples) {
+    equal_budget(net, samples, disk, rows);
+    said.say();
+  });
   return rows;
 }
 
