@@ -18,6 +18,14 @@ int64_t largest(const AutoMicroBatch::Parts& parts) {
   return samples;
 }
 
+// As gradient merge says, or in parts of at most `most` samples where its own are larger; 0: as it
+// says.
+AutoMicroBatch::Parts parts_of(const optim::GradientMerge& merge, int64_t samples, int64_t most) {
+  auto parts = merge.cut(samples);
+  if (most == 0 || largest(parts) <= most) return parts;
+  return optim::GradientMerge({.micro_batch_size = most}).cut(samples);
+}
+
 }  // namespace
 
 AutoMicroBatch::AutoMicroBatch(const ModelHandle& model, torch::Device device, int ranks)
@@ -31,16 +39,12 @@ bool AutoMicroBatch::is_at_work() const {
 
 AutoMicroBatch::Parts AutoMicroBatch::cut(const optim::GradientMerge& merge,
                                           int64_t samples) const {
-  auto parts = merge.cut(samples);
   const auto most = preferred_ > 0 && (limit_ == 0 || preferred_ < limit_) ? preferred_ : limit_;
-  if (most == 0 || largest(parts) <= most) return parts;
-  return optim::GradientMerge({.micro_batch_size = most}).cut(samples);
+  return parts_of(merge, samples, most);
 }
 
 int64_t AutoMicroBatch::largest_part(const optim::GradientMerge& merge, int64_t samples) const {
-  const auto asked = largest(merge.cut(samples));
-  if (limit_ == 0 || asked <= limit_) return asked;
-  return largest(optim::GradientMerge({.micro_batch_size = limit_}).cut(samples));
+  return largest(parts_of(merge, samples, limit_));
 }
 
 void AutoMicroBatch::prefer(int64_t samples) { preferred_ = samples; }
