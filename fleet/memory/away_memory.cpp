@@ -3,7 +3,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/torch_compat.h"
-#include "fleet/memory/storage_bytes.h"
+#include "fleet/memory/tensor_storage.h"
 
 namespace fleet::memory {
 

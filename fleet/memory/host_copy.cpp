@@ -4,7 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "fleet/memory/storage_bytes.h"
+#include "fleet/memory/tensor_storage.h"
 
 namespace fleet::memory {
 namespace {

@@ -12,6 +12,7 @@
 #include "fleet/memory/away_memory.h"
 #include "fleet/memory/region.h"
 #include "fleet/memory/replay_rules.h"
+#include "fleet/memory/tensor_storage.h"
 
 namespace fleet::memory {
 namespace {
@@ -68,14 +69,6 @@ class Sources {
 };
 
 std::atomic<int64_t> g_copies{0};
-
-const c10::StorageImpl* storage_of(const torch::Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl();
-}
-
-bool is_strided(const torch::Tensor& tensor) {
-  return tensor.has_storage() && tensor.layout() == torch::kStrided;
-}
 
 }  // namespace
 

@@ -10,20 +10,13 @@
 #include "fleet/core/format.h"
 #include "fleet/memory/replay_rules.h"
 #include "fleet/memory/step_profile.h"
+#include "fleet/memory/tensor_storage.h"
 
 namespace fleet::memory {
 namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-bool is_strided(const torch::Tensor& tensor) {
-  return tensor.has_storage() && tensor.layout() == torch::kStrided;
-}
-
-const c10::StorageImpl* storage_of(const torch::Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl();
-}
 
 // Tensors deeper in a value than in lists are not followed.
 bool hides_tensors(const c10::IValue& value) {

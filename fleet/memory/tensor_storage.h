@@ -7,6 +7,14 @@
 
 namespace fleet::memory {
 
+inline bool is_strided(const torch::Tensor& tensor) {
+  return tensor.has_storage() && tensor.layout() == torch::kStrided;
+}
+
+inline const c10::StorageImpl* storage_of(const torch::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
 /// All of a piece of memory, as bytes, unseen by autograd and by whoever records ops.
 inline torch::Tensor bytes_of(const c10::Storage& storage) {
   const compat::NoInterceptScope engine;
