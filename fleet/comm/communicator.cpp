@@ -1,10 +1,15 @@
 #define FMT_HEADER_ONLY 1
 #include "fleet/comm/communicator.h"
 
+#include <algorithm>
+#include <future>
+#include <numeric>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "fleet/comm/backend.h"
+#include "fleet/comm/elastic_group.h"
 #include "fleet/comm/meeting.h"
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/pending_state.h"
@@ -85,6 +90,8 @@ void Pending::wait() {
   const auto state = std::move(state_);
   try {
     state->block();
+  } catch (const Error&) {  // which says all
+    throw;
   } catch (const std::exception& error) {
     state->fail(first_line(error.what()));
   }
@@ -105,7 +112,23 @@ struct Communicator::EngineCall : Pending::State {
   bool is_done() const override { return work->isCompleted(); }
 };
 
+struct Communicator::GroupCall : Pending::State {
+  std::shared_future<void> done;
+
+  void block() override { done.get(); }
+  bool is_done() const override { return done.wait_for(std::chrono::seconds(0)) == kReady; }
+  static constexpr auto kReady = std::future_status::ready;
+};
+
 Communicator::Communicator() = default;
+
+Communicator::Communicator(std::shared_ptr<ElasticGroup> group, CommunicatorOptions options,
+                           std::shared_ptr<PeerWatch> watch)
+    : rank_(group->rank()),
+      size_(group->size()),
+      options_(std::move(options)),
+      group_(std::move(group)),
+      watch_(std::move(watch)) {}
 
 Communicator::Communicator(const Store& store, int rank, int size, CommunicatorOptions options,
                            std::shared_ptr<PeerWatch> watch)
@@ -174,12 +197,30 @@ Pending Communicator::start(std::string what, const torch::Tensor* tensor, Start
   return pending;
 }
 
+// A process that has still to join has nobody to call.
+Pending Communicator::start(ElasticCall call) {
+  if (group_->is_joining()) return {};
+  auto owned = std::make_unique<GroupCall>();
+  auto& state = *owned;
+  const auto* tensor = call.tensors.size() == 1 ? call.tensors.data() : nullptr;
+  auto pending = begin(std::move(owned), call.what, tensor);
+  call.what = state.what;
+  state.done = group_->submit(std::move(call));
+  return pending;
+}
+
 Pending Communicator::all_reduce_async(const torch::Tensor& tensor, ReduceOp op,
                                        std::string_view what) {
   check(tensor, "all_reduce");
   if (op == ReduceOp::kAvg && tensor.scalar_type() == torch::kLong) {
     throw Error("comm", "all_reduce: the average of int64 would be cut off",
                 "reduce with kSum and divide");
+  }
+  if (group_) {
+    return start({.kind = ElasticCall::Kind::kReduce,
+                  .tensors = {tensor},
+                  .op = op,
+                  .what = format("all_reduce of {}", what)});
   }
   return start(format("all_reduce of {}", what), &tensor, [&](c10d::Backend& engine) {
     std::vector<torch::Tensor> tensors{tensor};
@@ -194,11 +235,32 @@ void Communicator::all_reduce(const torch::Tensor& tensor, ReduceOp op, std::str
   all_reduce_async(tensor, op, what).wait();
 }
 
+std::vector<Pending> Communicator::all_reduce_together(const std::vector<torch::Tensor>& tensors,
+                                                       ReduceOp op, std::string_view what) {
+  std::vector<Pending> pending;
+  if (group_) {
+    for (const auto& tensor : tensors) check(tensor, "all_reduce");
+    pending.push_back(start({.kind = ElasticCall::Kind::kReduce,
+                             .tensors = tensors,
+                             .op = op,
+                             .what = format("all_reduce of {}", what)}));
+  } else {
+    for (const auto& tensor : tensors) pending.push_back(all_reduce_async(tensor, op, what));
+  }
+  return pending;
+}
+
 Pending Communicator::broadcast_async(const torch::Tensor& tensor, int root,
                                       std::string_view what) {
   check(tensor, "broadcast");
   if (root < 0 || root >= size_) {
     throw Error("comm", format("broadcast: there is no rank {} among {}", root, size_));
+  }
+  if (group_) {
+    return start({.kind = ElasticCall::Kind::kBroadcast,
+                  .tensors = {tensor},
+                  .root = root,
+                  .what = format("broadcast of {} from rank {}", what, root)});
   }
   return start(format("broadcast of {} from rank {}", what, root), &tensor,
                [&](c10d::Backend& engine) {
@@ -219,6 +281,16 @@ torch::Tensor Communicator::all_gather(const torch::Tensor& tensor, std::string_
   if (size_ == 1) return tensor.unsqueeze(0).clone();
   auto shape = tensor.sizes().vec();
   shape.insert(shape.begin(), size_);
+  if (group_) {
+    if (group_->is_joining()) return tensor.unsqueeze(0).expand(shape).contiguous();
+    auto rows = torch::zeros(shape, tensor.options());
+    rows[rank_].copy_(tensor);
+    start({.kind = ElasticCall::Kind::kReduce,
+           .tensors = {rows},
+           .what = format("all_gather of {}", what)})
+        .wait();
+    return rows;
+  }
   auto gathered = torch::empty(shape, tensor.options());
   start(format("all_gather of {}", what), &tensor, [&](c10d::Backend& engine) {
     std::vector<std::vector<torch::Tensor>> outputs{gathered.unbind(0)};
@@ -231,6 +303,10 @@ torch::Tensor Communicator::all_gather(const torch::Tensor& tensor, std::string_
 }
 
 void Communicator::barrier(std::string_view what) {
+  if (group_) {
+    start({.kind = ElasticCall::Kind::kMeet, .what = format("barrier ({})", what)}).wait();
+    return;
+  }
   start(format("barrier ({})", what), nullptr, [&](c10d::Backend& engine) {
     c10d::BarrierOptions options;
     options.timeout = options_.timeout;
@@ -238,8 +314,23 @@ void Communicator::barrier(std::string_view what) {
   }).wait();
 }
 
+std::vector<int> Communicator::present() const {
+  if (group_) return group_->present();
+  std::vector<int> all(static_cast<size_t>(size_));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+int Communicator::index() const {
+  if (!group_ || group_->is_joining()) return rank_;
+  const auto ranks = present();
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+}
+
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) const {
   if (size_ == 1) return std::make_shared<Communicator>();
+  // Its calls have one order.
+  if (group_) return std::make_shared<Communicator>(group_, options_, watch_);
   // Two optimizers on one group ask for the same name, and must not meet in each other's place.
   const auto place = format("{}.{}", name, ++duplicates_[name]);
   return std::make_shared<Communicator>(backend_->store.prefixed(place), rank_, size_, options_,

@@ -6,11 +6,14 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <torch/types.h>
 
 namespace fleet::comm {
 
+struct ElasticCall;
+class ElasticGroup;
 class PeerWatch;
 class Store;
 
@@ -59,6 +62,10 @@ class Communicator {
   /// Joins `size` ranks that meet in `store`; returns when all are connected.
   Communicator(const Store& store, int rank, int size, CommunicatorOptions options = {},
                std::shared_ptr<PeerWatch> watch = nullptr);
+  /// The ranks of a group that goes on without those that are gone: they contribute nothing to
+  /// sums and averages, and zeros where rows are gathered.
+  Communicator(std::shared_ptr<ElasticGroup> group, CommunicatorOptions options,
+               std::shared_ptr<PeerWatch> watch);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -69,6 +76,10 @@ class Communicator {
 
   Pending all_reduce_async(const torch::Tensor& tensor, ReduceOp op, std::string_view what);
   void all_reduce(const torch::Tensor& tensor, ReduceOp op, std::string_view what);
+
+  /// All of `tensors`, over the same ranks even where some are lost meanwhile.
+  std::vector<Pending> all_reduce_together(const std::vector<torch::Tensor>& tensors, ReduceOp op,
+                                           std::string_view what);
 
   Pending broadcast_async(const torch::Tensor& tensor, int root, std::string_view what);
   void broadcast(const torch::Tensor& tensor, int root, std::string_view what);
@@ -83,6 +94,14 @@ class Communicator {
   /// group.
   std::shared_ptr<Communicator> duplicate(const std::string& name) const;
 
+  /// Null: all ranks are there, or the call fails.
+  const std::shared_ptr<ElasticGroup>& elastic() const { return group_; }
+  /// The ranks that took part in the last call that was waited for: all, unless the group is
+  /// elastic.
+  std::vector<int> present() const;
+  /// Where this rank stands among them.
+  int index() const;
+
   /// For what carries calls out by other means than the engine: numbers the call and tells the
   /// peers of it.
   Pending begin(std::unique_ptr<Pending::State> state, std::string what,
@@ -93,14 +112,17 @@ class Communicator {
  private:
   struct Backend;
   struct EngineCall;
+  struct GroupCall;
   template <typename Start>
   Pending start(std::string what, const torch::Tensor* tensor, Start&& call);
+  Pending start(ElasticCall call);
   void check(const torch::Tensor& tensor, std::string_view call) const;
 
   int rank_ = 0;
   int size_ = 1;
   CommunicatorOptions options_;
   std::unique_ptr<Backend> backend_;
+  std::shared_ptr<ElasticGroup> group_;
   std::shared_ptr<PeerWatch> watch_;
   mutable std::map<std::string, int> duplicates_;  // made so far, by name
 };

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <fstream>
 #include <mutex>
 #include <sstream>
 #include <thread>
 
+#include "fleet/comm/local_process.h"
 #include "fleet/core/format.h"
 
 namespace fleet::comm {
@@ -23,34 +23,12 @@ constexpr auto kLookEvery = 20ms;
 constexpr auto kAnswer = 2000ms;  // of the store; longer: it cannot be reached
 constexpr auto kFarewell = 500ms;
 
-std::string read_link(const char* path) {
-  std::array<char, 256> buffer{};
-  const auto length = ::readlink(path, buffer.data(), buffer.size());
-  return length > 0 ? std::string(buffer.data(), static_cast<size_t>(length)) : std::string();
-}
-
-std::string this_host_id() {
-  std::ifstream boot("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(boot, id);
-  return id + read_link("/proc/self/ns/pid");
-}
-
 std::string host_name() {
   std::array<char, 256> buffer{};
   return ::gethostname(buffer.data(), buffer.size() - 1) == 0 ? buffer.data() : "localhost";
 }
 
 std::string key_of(std::string_view kind, int rank) { return format("watch/{}/{}", kind, rank); }
-
-// The state letter of /proc/PID/stat follows the last ')': a program's name may hold anything.
-char process_state(int pid) {
-  std::ifstream file(format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(file, text);
-  const auto close = text.rfind(") ");
-  return close == std::string::npos || close + 2 >= text.size() ? '\0' : text[close + 2];
-}
 
 }  // namespace
 
@@ -134,7 +112,7 @@ struct PeerWatch::Shared {
 
 PeerWatch::PeerWatch(Store store, int rank, int size, const std::string& address)
     : rank_(rank), size_(size), shared_(std::make_shared<Shared>(std::move(store), rank, size)) {
-  const PeerIdentity own{host_name(), this_host_id(), address, ::getpid()};
+  const PeerIdentity own{host_name(), host_id(), address, ::getpid()};
   shared_->store.set(key_of("peer", rank),
                      format("{}\n{}\n{}\n{}", own.host, own.host_id, own.address, own.pid));
 }
@@ -170,6 +148,11 @@ void PeerWatch::gather() {
   shared_->thread = std::thread([shared = shared_] { shared->run(); });
 }
 
+std::optional<uint64_t> PeerWatch::beat_of(Store& store, int rank) {
+  const auto text = store.try_get(key_of("pulse", rank));
+  return text ? std::optional(Pulse::parse(*text).beat) : std::nullopt;
+}
+
 uint64_t PeerWatch::starts(std::string_view what) {
   const std::lock_guard lock(shared_->mutex);
   shared_->own.doing = what;
@@ -186,7 +169,7 @@ std::string PeerWatch::local_state(int peer) const {
   if (peers_.size() != static_cast<size_t>(size_)) return "";
   const auto& identity = peers_[static_cast<size_t>(peer)];
   if (identity.host_id != peers_[static_cast<size_t>(rank_)].host_id) return "";
-  switch (process_state(identity.pid)) {
+  switch (process_stat(identity.pid).state) {
     case '\0':
     case 'Z':
     case 'X':

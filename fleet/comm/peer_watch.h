@@ -38,6 +38,10 @@ class PeerWatch {
   /// Learns who the peers are; waits until all of them are there.
   void gather();
 
+  /// A number that grows every half second while the process of `rank` runs; nothing before its
+  /// first. `store` is the same table through any connection.
+  static std::optional<uint64_t> beat_of(Store& store, int rank);
+
   /// This rank starts a collective; returns its number.
   uint64_t starts(std::string_view what);
 

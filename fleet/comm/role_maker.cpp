@@ -114,6 +114,8 @@ bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
   const auto agent = environment.text("TORCHELASTIC_USE_AGENT_STORE");
   role.store_is_hosted = agent && (*agent == "True" || *agent == "1" || *agent == "true");
   role.restart_count = environment.number("TORCHELASTIC_RESTART_COUNT").value_or(0);
+  role.is_elastic = environment.number("FLEET_ELASTIC").value_or(0) != 0;
+  role.min_ranks = environment.number("FLEET_MIN_RANKS").value_or(1);
   return true;
 }
 
@@ -197,6 +199,10 @@ void RoleMaker::check() const {
   }
   if (world_size > 1 && master_address.empty()) {
     problems.emplace_back("MASTER_ADDR is not set, so the ranks have no place to meet");
+  }
+  if (is_elastic && world_size > 1 && !store_is_hosted) {
+    problems.emplace_back(
+        "FLEET_ELASTIC=1 without fleetrun: rank 0 would host the store, and could not be lost");
   }
   if (world_size > 1 && (master_port < 1 || master_port > 65535)) {
     problems.push_back(format("MASTER_PORT is {}, not a port", master_port));

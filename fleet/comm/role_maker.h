@@ -25,6 +25,8 @@ struct RoleMaker {
   int master_port = 0;
   bool store_is_hosted = false;  // by the launcher; otherwise rank 0 hosts it
   int restart_count = 0;
+  bool is_elastic = false;             // FLEET_ELASTIC=1: ranks may be lost and come back
+  int min_ranks = 1;                   // FLEET_MIN_RANKS: with fewer an elastic job does not go on
   std::vector<std::string> endpoints;  // one per rank, when the launcher told
   std::string source = "no launcher: one process";
 

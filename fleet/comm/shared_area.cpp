@@ -254,6 +254,7 @@ void* SharedArea::data() const {
 
 std::shared_ptr<SharedArea> SharedArea::make(const std::shared_ptr<Communicator>& comm,
                                              int64_t bytes) {
+  if (comm->elastic()) return nullptr;
   const char* told = std::getenv("FLEET_SHARED_MEMORY");
   const auto* const watch = comm->watch();
   bool possible = (told == nullptr || std::string_view(told) != "0") && watch != nullptr;

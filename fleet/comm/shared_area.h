@@ -22,8 +22,8 @@ namespace fleet::comm {
 class SharedArea : public std::enable_shared_from_this<SharedArea> {
  public:
   /// All ranks of `comm` must call it. nullptr, on all of them, when they are not on one machine,
-  /// may not see each other's memory, or FLEET_SHARED_MEMORY=0. The area belongs to this group and
-  /// ends with its last user.
+  /// may not see each other's memory, may be lost one by one, or FLEET_SHARED_MEMORY=0. The area
+  /// belongs to this group and ends with its last user.
   static std::shared_ptr<SharedArea> make(const std::shared_ptr<Communicator>& comm, int64_t bytes);
   ~SharedArea();
   SharedArea(const SharedArea&) = delete;

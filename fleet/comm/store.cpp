@@ -217,6 +217,11 @@ Store Store::connect(const std::string& host, uint16_t port, milliseconds timeou
 Store Store::in_memory(milliseconds timeout) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(timeout);
+  return over(std::move(store));
+}
+
+Store Store::over(c10::intrusive_ptr<c10d::Store> store) {
+  const auto timeout = store->getTimeout();
   return Store(std::make_shared<State>(State{std::move(store), "memory", 0, timeout}));
 }
 
@@ -258,6 +263,16 @@ std::optional<std::string> Store::try_get(const std::string& key) {
 int64_t Store::add(const std::string& key, int64_t amount) {
   return guarded(state_->address, state_->timeout, "adding to", key,
                  [&] { return state_->store->add(key, amount); });
+}
+
+std::string Store::claim(const std::string& key, const std::string& value) {
+  return guarded(state_->address, state_->timeout, "claiming", key,
+                 [&] { return state_->store->compareSet(key, "", value); });
+}
+
+void Store::remove(const std::string& key) {
+  guarded(state_->address, state_->timeout, "removing", key,
+          [&] { state_->store->deleteKey(key); });
 }
 
 bool Store::wait_for(const std::string& key, milliseconds timeout) {

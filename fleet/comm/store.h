@@ -39,6 +39,9 @@ class Store {
   /// Inside one process, for ranks that are threads; all copies may be used at once.
   static Store in_memory(std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
+  /// Any other that c10d has.
+  static Store over(c10::intrusive_ptr<c10d::Store> store);
+
   /// The same table with `prefix` + "/" before every key.
   Store prefixed(std::string_view prefix) const;
 
@@ -54,6 +57,9 @@ class Store {
   std::optional<std::string> try_get(const std::string& key);
   /// Adds to a counter, which starts at 0, and returns the sum: each caller gets another one.
   int64_t add(const std::string& key, int64_t amount);
+  /// Sets `key` unless somebody has; returns what it is now.
+  std::string claim(const std::string& key, const std::string& value);
+  void remove(const std::string& key);
   /// False when `key` is not there after `timeout`.
   bool wait_for(const std::string& key, std::chrono::milliseconds timeout);
 

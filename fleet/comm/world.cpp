@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "fleet/comm/elastic_group.h"
 #include "fleet/comm/meeting.h"
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/store.h"
@@ -39,7 +40,9 @@ WorldState*& state() {
 // may still be in the engine then.
 void rest_at_exit() {
   [[maybe_unused]] static const int registered = std::atexit([] {
-    if (state() != nullptr && state()->watch) state()->watch->rest();
+    if (state() == nullptr || !state()->watch) return;
+    state()->watch->rest();
+    if (const auto& group = state()->communicator->elastic()) group->rest();
   });
 }
 
@@ -131,8 +134,15 @@ void join(WorldState& world, milliseconds limit) {
   world.watch = std::make_shared<comm::PeerWatch>(world.store->duplicate(), role.rank,
                                                   role.world_size, options.address);
   world.watch->gather();
-  world.communicator = std::make_shared<comm::Communicator>(
-      world.store->prefixed("world"), role.rank, role.world_size, options, world.watch);
+  if (role.is_elastic) {
+    world.communicator = std::make_shared<comm::Communicator>(
+        std::make_shared<comm::ElasticGroup>(*world.store, role.rank, role.world_size, options,
+                                             comm::ElasticOptions{.min_ranks = role.min_ranks}),
+        options, world.watch);
+  } else {
+    world.communicator = std::make_shared<comm::Communicator>(
+        world.store->prefixed("world"), role.rank, role.world_size, options, world.watch);
+  }
   if (world.endpoints.empty()) {
     for (const auto& peer : world.watch->peers()) {
       world.endpoints.push_back(format("{}:{}", peer.address, role.master_port));
@@ -178,7 +188,11 @@ void shutdown() {
     world.release();  // NOLINT: left behind on purpose
     return;
   }
-  if (world->role.world_size > 1) {
+  if (world->communicator->elastic()) {
+    world->communicator->barrier("shutdown");
+    world->watch->rest();
+    world->communicator->elastic()->leave();
+  } else if (world->role.world_size > 1) {
     world->communicator->barrier("shutdown");
     // Rank 0 may host the store: it leaves last, when every rank has said that it needs it no more.
     world->watch->rest();
@@ -195,7 +209,7 @@ void shutdown() {
 
 int worker_index() { return joined("worker_index()").role.rank; }
 int worker_num() { return joined("worker_num()").role.world_size; }
-bool is_first_worker() { return joined("is_first_worker()").role.rank == 0; }
+bool is_first_worker() { return joined("is_first_worker()").communicator->index() == 0; }
 int local_worker_index() { return joined("local_worker_index()").role.local_rank; }
 int local_worker_num() { return joined("local_worker_num()").role.local_world_size; }
 std::vector<std::string> worker_endpoints() { return joined("worker_endpoints()").endpoints; }

@@ -18,7 +18,8 @@ namespace fleet {
 /// third of a step.
 ///
 /// Environment: FLEET_TIMEOUT_S (limit of every call between ranks, 600), FLEET_BACKEND (gloo or
-/// nccl), FLEET_KEEP_PAGES=0 (leave malloc alone), FLEET_ADDRESS (this rank's own address).
+/// nccl), FLEET_KEEP_PAGES=0 (leave malloc alone), FLEET_ADDRESS (this rank's own address);
+/// FLEET_ELASTIC and FLEET_MIN_RANKS come from fleetrun.
 void init();
 void init(const RoleMaker& role);
 bool is_initialized();
@@ -30,6 +31,7 @@ void shutdown();
 
 int worker_index();
 int worker_num();
+/// The lowest of the ranks that are there: rank 0, unless it is lost in an elastic job.
 bool is_first_worker();
 int local_worker_index();
 int local_worker_num();

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "fleet/core/format.h"
+#include "fleet/core/restart_needed.h"
 
 namespace fleet {
 namespace {
@@ -45,6 +46,9 @@ int run_main(int (*body)(int, char**), int argc, char** argv) {
   } catch (const UsageError& error) {
     print_error(error);
     return 2;
+  } catch (const RestartNeeded& error) {
+    print_error(error);
+    return RestartNeeded::kExitCode;
   } catch (const std::exception& error) {
     print_error(error);
     return 1;

@@ -12,6 +12,7 @@ namespace {
 
 std::atomic<int> g_rank{0};
 std::atomic<int> g_world{1};
+std::atomic<bool> g_speaks{true};
 
 // One write per line, so that lines of several ranks on one terminal do not mix.
 void put(int fd, const std::string& line) {
@@ -31,14 +32,17 @@ std::string speaker() { return g_world > 1 ? format("rank {}: ", g_rank.load()) 
 void set_rank(int rank, int world_size) {
   g_rank = rank;
   g_world = world_size;
+  g_speaks = rank == 0;
 }
 
+void set_speaks(bool speaks) { g_speaks = speaks; }
+
 void info(std::string_view area, std::string_view message) {
-  if (g_rank == 0) put(STDOUT_FILENO, format("[{}] {}\n", area, message));
+  if (g_speaks) put(STDOUT_FILENO, format("[{}] {}\n", area, message));
 }
 
 void warn(std::string_view area, std::string_view message) {
-  if (g_rank == 0) put(STDERR_FILENO, format("[{}] warning: {}\n", area, message));
+  if (g_speaks) put(STDERR_FILENO, format("[{}] warning: {}\n", area, message));
 }
 
 void info_here(std::string_view area, std::string_view message) {
@@ -50,7 +54,7 @@ void warn_here(std::string_view area, std::string_view message) {
 }
 
 void plain(std::string_view text) {
-  if (g_rank == 0) put(STDOUT_FILENO, format("{}\n", text));
+  if (g_speaks) put(STDOUT_FILENO, format("{}\n", text));
 }
 
 }  // namespace fleet::log

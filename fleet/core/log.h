@@ -16,5 +16,7 @@ void plain(std::string_view text);
 
 /// Who is speaking; `fleet::init` sets it.
 void set_rank(int rank, int world_size);
+/// Another rank speaks for all where rank 0 is gone.
+void set_speaks(bool speaks);
 
 }  // namespace fleet::log

@@ -44,13 +44,14 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
   auto own = torch::zeros({static_cast<int64_t>(tensors.size()) + 1}, torch::kLong);
   auto count = torch::tensor({static_cast<int64_t>(tensors.size())}, torch::kLong);
   const auto counts = comm.all_gather(count, "the number of parameters");
-  for (int rank = 1; rank < comm.size(); ++rank) {
-    const auto a = counts[0].item<int64_t>();
+  for (const int rank : comm.present()) {
+    const int first = comm.present().front();
+    const auto a = counts[first].item<int64_t>();
     const auto b = counts[rank].item<int64_t>();
     if (a != b) {
       throw Error("data_parallel",
-                  format("the models differ: rank 0 has {} parameters and buffers, rank {} has {}",
-                         a, rank, b),
+                  format("the models differ: rank {} has {} parameters and buffers, rank {} has {}",
+                         first, a, rank, b),
                   "build the same model on every rank");
     }
   }
@@ -58,13 +59,14 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
     own[static_cast<int64_t>(i)] = static_cast<int64_t>(hash(describe(tensors[i])) >> 1);
   }
   const auto hashes = comm.all_gather(own, "the names and shapes of parameters");
-  for (int rank = 1; rank < comm.size(); ++rank) {
-    const auto differ = (hashes[0] != hashes[rank]).nonzero();
+  for (const int rank : comm.present()) {
+    const int first = comm.present().front();
+    const auto differ = (hashes[first] != hashes[rank]).nonzero();
     if (differ.numel() == 0) continue;
     const auto& item = tensors[static_cast<size_t>(differ[0][0].item<int64_t>())];
     throw Error(
         "data_parallel",
-        format("the models of rank 0 and rank {} differ at '{}'; on rank {} it is {}", rank,
+        format("the models of rank {} and rank {} differ at '{}'; on rank {} it is {}", first, rank,
                item.name, comm.rank(), describe(item)),
         "build the same model on every rank: same names, shapes, types and frozen parameters");
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "fleet/comm/elastic_group.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
@@ -13,7 +14,18 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // What a rank tells of its window; its counters follow.
-enum RowSlot { kStep, kSteps, kWeight, kLossSum, kLr, kUpdates, kEnded, kRowSlots };
+enum RowSlot {
+  kStep,
+  kSteps,
+  kWeight,
+  kLossSum,
+  kLr,
+  kUpdates,
+  kEnded,
+  kInStep,
+  kPresent,
+  kRowSlots
+};
 
 void check(const LocalSgdOptions& options) {
   if (options.k_steps < 1 || options.begin_step < 1) {
@@ -26,6 +38,14 @@ void check(const LocalSgdOptions& options) {
                 "a delayed average of the optimizer's state would undo what it has learned since",
                 "keep the state local, or do not delay");
   }
+}
+
+void check_joined(const comm::Communicator& comm) {
+  if (!comm.elastic() || !comm.elastic()->is_joining()) return;
+  throw Error("elastic",
+              format("rank {} came back to a training that has gone on, and has not joined it",
+                     comm.rank()),
+              "make fleet::Snapshots, with the data, before the first update");
 }
 
 }  // namespace
@@ -81,10 +101,10 @@ SyncReport LocalSgd::after_step(const LocalStep& step) {
   window_.lr = step.lr;
   window_.updates = step.updates;
   if (window_.steps < k_steps()) return {};
-  if (!options_.delayed) return exchange(Ending::kGoesOn);
+  if (!options_.delayed) return exchange(Place::kStep);
   SyncReport report;
   if (!pending_.empty()) report = receive(Arrival::kDelayed);
-  send(Ending::kGoesOn);
+  send(Place::kStep);
   return report;
 }
 
@@ -100,7 +120,7 @@ void LocalSgd::close_window() {
 SyncReport LocalSgd::sync() {
   if (!is_local()) return {};
   close_window();
-  return exchange(Ending::kGoesOn);
+  return exchange(Place::kSync);
 }
 
 SyncReport LocalSgd::end_epoch() {
@@ -108,7 +128,7 @@ SyncReport LocalSgd::end_epoch() {
   close_window();
   SyncReport report;
   while (!report.all_ended) {
-    const auto next = exchange(Ending::kEpochEnds);
+    const auto next = exchange(Place::kEpochEnd);
     report = {.synced = true,
               .loss = next.weight > 0 ? next.loss : report.loss,
               .weight = next.weight > 0 ? next.weight : report.weight,
@@ -119,15 +139,16 @@ SyncReport LocalSgd::end_epoch() {
   return report;
 }
 
-SyncReport LocalSgd::exchange(Ending ending) {
+SyncReport LocalSgd::exchange(Place place) {
   const auto begin = Clock::now();
-  send(ending);
+  send(place);
   auto report = receive(Arrival::kExact);
   report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   return report;
 }
 
-void LocalSgd::send(Ending ending) {
+void LocalSgd::send(Place place) {
+  check_joined(*comm_);
   const torch::NoGradGuard no_grad;
   for (size_t g = 0; g < change_.size(); ++g) {
     const auto& values = arena_.groups()[g].values;
@@ -149,23 +170,20 @@ void LocalSgd::send(Ending ending) {
   slots[kLossSum] = window_.loss_sum;
   slots[kLr] = window_.lr;
   slots[kUpdates] = static_cast<double>(window_.updates);
-  slots[kEnded] = ending == Ending::kEpochEnds ? 1 : 0;
+  slots[kEnded] = place == Place::kEpochEnd ? 1 : 0;
+  slots[kInStep] = place == Place::kStep ? 1 : 0;
+  slots[kPresent] = 1;
   buffers_.write(window_.weight, head_.narrow(0, comm_->size() * row_length, buffers_.sum_count()),
                  row.narrow(0, kRowSlots, buffers_.counter_count()));
 
-  pending_.push_back(comm_->all_reduce_async(head_, comm::ReduceOp::kSum, "local SGD's window"));
-  for (const auto& change : change_) {
-    pending_.push_back(
-        comm_->all_reduce_async(change, comm::ReduceOp::kSum, "the ranks' changes of parameters"));
-  }
+  std::vector<torch::Tensor> sent = {head_};
+  sent.insert(sent.end(), change_.begin(), change_.end());
   if (options_.optimizer_state == StateAtSync::kAverage) {
     sent_state_.clear();
-    for (const auto& state : optimizer_state_) {
-      sent_state_.push_back(state * window_.weight);
-      pending_.push_back(comm_->all_reduce_async(sent_state_.back(), comm::ReduceOp::kSum,
-                                                 "the ranks' optimizer state"));
-    }
+    for (const auto& state : optimizer_state_) sent_state_.push_back(state * window_.weight);
+    sent.insert(sent.end(), sent_state_.begin(), sent_state_.end());
   }
+  pending_ = comm_->all_reduce_together(sent, comm::ReduceOp::kSum, "local SGD's window");
   sent_steps_ = window_.steps;
   window_ = {.updates = window_.updates};
 }
@@ -178,7 +196,8 @@ SyncReport LocalSgd::receive(Arrival arrival) {
   sent_steps_ = 0;
 
   const int64_t row_length = kRowSlots + buffers_.counter_count();
-  const auto rows = head_.narrow(0, 0, comm_->size() * row_length).view({-1, row_length});
+  const auto seats = head_.narrow(0, 0, comm_->size() * row_length).view({-1, row_length});
+  const auto rows = seats.index({seats.select(1, kPresent) > 0});  // others are lost
   const auto sum_of = [&](RowSlot slot) { return rows.select(1, slot).sum().item<double>(); };
   const auto most_of = [&](RowSlot slot) { return rows.select(1, slot).max().item<double>(); };
   const Window all{.steps = static_cast<int64_t>(most_of(kSteps)),
@@ -191,6 +210,7 @@ SyncReport LocalSgd::receive(Arrival arrival) {
                     .weight = all.weight,
                     .updates = all.updates,
                     .all_ended = rows.select(1, kEnded).min().item<double>() > 0};
+  is_in_step_ = rows.select(1, kInStep).min().item<double>() > 0;
   step_ = std::max(step_, static_cast<int64_t>(most_of(kStep)));
   if (all.weight > 0) {
     for (const auto& change : change_) change.div_(all.weight);

@@ -117,6 +117,10 @@ class LocalSgd {
   /// Updates of this rank that no average has seen.
   int64_t unsynced_steps() const { return window_.steps + sent_steps_; }
 
+  /// Whether all ranks have just averaged, each in the middle of its epoch: where one may come
+  /// back.
+  bool is_common_moment() const { return is_in_step_ && window_.steps == 0 && pending_.empty(); }
+
   /// Whether an average is behind the next updates; `sync` waits for it.
   bool is_sending() const { return !pending_.empty(); }
 
@@ -125,13 +129,13 @@ class LocalSgd {
   void set_state(const State& state);
 
  private:
-  enum class Ending { kGoesOn, kEpochEnds };
+  enum class Place { kStep, kSync, kEpochEnd };
   enum class Arrival { kExact, kDelayed };
 
   void close_window();
-  void send(Ending ending);
+  void send(Place place);
   SyncReport receive(Arrival arrival);
-  SyncReport exchange(Ending ending);
+  SyncReport exchange(Place place);
   void give_values(Arrival arrival);
   void settle_optimizer_state(double weight);
   void choose_interval(const Window& window);
@@ -155,6 +159,7 @@ class LocalSgd {
   std::vector<torch::Tensor> sent_state_;
   std::vector<comm::Pending> pending_;
   int64_t sent_steps_ = 0;     // of a window that is under way
+  bool is_in_step_ = false;    // all ranks came to the last average from `after_step`
   bool is_corrected_ = false;  // by a delayed average: near the anchor, but not there
 };
 

@@ -33,13 +33,15 @@ class DataPosition {
           data.restore(state);
         }),
         epoch_([&data] { return data.state().epoch; }),
-        is_at_epoch_start_([&data] { return data.state().next_update == 0; }) {}
+        next_update_([&data] { return data.state().next_update; }) {}
 
   bool is_known() const { return write_ != nullptr; }
   /// That the next batch is of; 0 for no data.
   int64_t epoch() const { return is_known() ? epoch_() : 0; }
   /// All of an epoch's batches have been handed out, or none.
-  bool is_at_epoch_start() const { return is_known() && is_at_epoch_start_(); }
+  bool is_at_epoch_start() const { return is_known() && next_update_() == 0; }
+  /// How many of the epoch's batches have been handed out.
+  int64_t next_update() const { return is_known() ? next_update_() : 0; }
 
   std::string to_json() const { return write_(); }
   /// `other_ranks`: it was written by another number of them.
@@ -51,7 +53,7 @@ class DataPosition {
   std::function<std::string()> write_;
   std::function<void(const std::string&, const std::string&, bool)> restore_;
   std::function<int64_t()> epoch_;
-  std::function<bool()> is_at_epoch_start_;
+  std::function<int64_t()> next_update_;
 };
 
 }  // namespace fleet

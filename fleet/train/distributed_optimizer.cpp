@@ -12,6 +12,7 @@
 #include "fleet/optim/gradient_merge.h"
 #include "fleet/parallel/sync_batch_norm.h"
 #include "fleet/train/auto_micro_batch.h"
+#include "fleet/train/hand_over.h"
 #include "fleet/train/layer_wise_optimizer.h"
 #include "fleet/train/local_sgd_options.h"
 #include "fleet/train/memory_strategy.h"
@@ -200,7 +201,8 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
   auto& s = *state_;
   const auto remarks = check(strategy, {.world_size = comm->size(),
                                         .optimizer_name = std::string(optimizer->name()),
-                                        .weight_decay = own_weight_decay(*optimizer)});
+                                        .weight_decay = own_weight_decay(*optimizer),
+                                        .is_elastic = comm->elastic() != nullptr});
   auto resolved = strategy.resolved();
   s.strategy = std::move(resolved.strategy);
   s.optimizer = layer_wise_optimizer(std::move(optimizer), s.strategy);
@@ -241,6 +243,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
   // Gradients move to memory that the ranks share.
   if (s.memory) s.memory->charge(counted - s.memory->counted());
   s.parallel->broadcast(model);
+  check_all_present(*s.comm, "at the start");
   if (s.strategy.sync_batch_norm) s.norm_comm = s.comm->duplicate("sync_batch_norm");
   if ((s.strategy.localsgd || s.strategy.adaptive_localsgd) && s.comm->size() > 1) {
     std::vector<torch::Tensor> state;
@@ -461,6 +464,7 @@ void DistributedOptimizer::run(const Part& part, UpdateReport& report) {
 void DistributedOptimizer::update(UpdateReport& report) {
   auto& s = *state_;
   const auto reduced = s.parallel->wait();
+  if (!s.is_local()) check_all_present(*s.comm, "before local SGD began (begin_step)");
   s.merge.close();
   ++s.attempts;
   report.exposed_communication_s = s.parallel->exposed_seconds();

@@ -26,7 +26,7 @@ void RunOptions::load(const ModelHandle& model) const {
 
 void RunOptions::keep(const ModelHandle& model) const {
   if (save.empty()) return;
-  if (world()->rank() == 0) save_weights(model, save);
+  if (world()->index() == 0) save_weights(model, save);
   log::info("weights", format("written to {}", save));
 }
 

@@ -26,7 +26,7 @@ struct RunOptions {
 
   /// Before the optimizer is made: the weights of `--weights`, if any.
   void load(const ModelHandle& model) const;
-  /// At the end, on rank 0: writes those of `--save`, if any.
+  /// At the end, on the first rank that is there: writes those of `--save`, if any.
   void keep(const ModelHandle& model) const;
 };
 

@@ -65,7 +65,7 @@ std::string rank_tensors_file(int64_t rank) { return format("rank-{}.safetensors
 TrainingRecord training_record(DistributedOptimizer& optimizer, bool has_data) {
   return {.format = TrainingRecord::kFormat,
           .step = optimizer.attempts(),
-          .world_size = optimizer.comm()->size(),
+          .world_size = std::ssize(optimizer.comm()->present()),
           .local_sgd = optimizer.local_sgd() != nullptr,
           .has_data = has_data,
           .optimizer = std::string(optimizer.optimizer().name()),

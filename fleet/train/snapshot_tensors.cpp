@@ -49,7 +49,7 @@ std::string name_of(const at::Generator& generator) {
 
 SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors which) {
   const auto& arena = optimizer.arena();
-  const bool is_first = optimizer.comm()->rank() == 0;
+  const bool is_first = optimizer.comm()->index() == 0;
   auto* const local = optimizer.local_sgd();
   SnapshotTensors tensors;
   const auto buffers = optimizer.optimizer().model().buffers();
@@ -102,6 +102,10 @@ void set_generator_states(const SafetensorsFile& file, const ParameterArena& are
 void seed_generators(const SafetensorsFile& rank_0, const ParameterArena& arena, int64_t rank,
                      int64_t step) {
   set_generator_states(rank_0, arena);
+  reseed_generators(arena, rank, step);
+}
+
+void reseed_generators(const ParameterArena& arena, int64_t rank, int64_t step) {
   for (auto& generator : generators_of(arena)) {
     const std::scoped_lock lock(generator.mutex());
     const auto seed = static_cast<int64_t>(generator.current_seed());

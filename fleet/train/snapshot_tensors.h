@@ -31,6 +31,8 @@ void set_generator_states(const SafetensorsFile& file, const ParameterArena& are
 /// For a rank that has no state of its own: drawn from the seed in rank 0's file, rank and step.
 void seed_generators(const SafetensorsFile& rank_0, const ParameterArena& arena, int64_t rank,
                      int64_t step);
+/// The same from the seed that they have.
+void reseed_generators(const ParameterArena& arena, int64_t rank, int64_t step);
 
 /// Throws one Error with all names and shapes that do not fit. `optional`: a beginning of names
 /// that may be there or not.

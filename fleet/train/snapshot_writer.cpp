@@ -29,6 +29,7 @@ SnapshotWriter::SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions 
       data_(std::move(data)),
       comm_(optimizer.comm()->duplicate("snapshots")) {
   bring_in_average();
+  if (comm_->elastic()) return;
   // Now, so that a budget for memory counts it from the start, and with its pages in place.
   const auto make_room = [](const Tensors& tensors, Tensors& room) {
     for (const auto& [name, tensor] : tensors) {
@@ -61,7 +62,7 @@ void SnapshotWriter::bring_in_average() {
 // What this rank writes.
 SnapshotTensors SnapshotWriter::live() const {
   auto tensors = snapshot_tensors(optimizer_, ModelTensors::kCommon);
-  if (comm_->rank() > 0) {
+  if (comm_->index() > 0) {
     tensors.model.clear();
     tensors.optimizer.clear();
   }
@@ -88,14 +89,25 @@ void SnapshotWriter::save() {
           .rank = rank_record(optimizer_)};
   if (data_.is_known()) job.data = data_.to_json();
   job.generators = generator_states(optimizer_.arena());
+  if (comm_->elastic()) return write_by_those_present(std::move(job));
   stage();
   copy_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   written_ = std::async(std::launch::async, [this, job = std::move(job)] { write(job); });
 }
 
+void SnapshotWriter::write_by_those_present(Job job) {
+  do {
+    job.training.world_size = std::ssize(comm_->present());
+    copy_ = live();
+    write(job);
+  } while (!is_complete());
+  copy_ = {};
+}
+
 // A rank that fails tells the others, who would wait for it; all of them throw.
 template <typename Work>
 void SnapshotWriter::together(const char* what, Work&& work) {
+  if (!is_complete()) return;  // one is lost, as all know
   std::exception_ptr failure;
   try {
     work();
@@ -112,7 +124,8 @@ void SnapshotWriter::together(const char* what, Work&& work) {
 }
 
 void SnapshotWriter::check_same_step(int64_t step) {
-  const auto steps = comm_->all_gather(torch::full({1}, step, torch::kLong), "a snapshot's step");
+  const auto all = comm_->all_gather(torch::full({1}, step, torch::kLong), "a snapshot's step");
+  const auto steps = all.index_select(0, torch::tensor(writers_, torch::kLong));
   const auto most = steps.max().item<int64_t>(), least = steps.min().item<int64_t>();
   if (most == least) return;
   throw Error("snapshot",
@@ -131,7 +144,7 @@ FileHashes SnapshotWriter::write_files(const std::filesystem::path& folder, cons
   const auto write_tensors = [&](const std::string& name, const Tensors& tensors) {
     hashes[name] = write_safetensors(folder / name, tensors);
   };
-  const int rank = comm_->rank();
+  const int rank = comm_->index();
   if (rank == 0) {
     write_tensors(kModelFile, copy_.model);
     write_tensors(kOptimizerFile, copy_.optimizer);
@@ -153,15 +166,16 @@ FileHashes SnapshotWriter::gather(const FileHashes& own, const Job& job) {
     return names;
   };
   std::vector<int64_t> numbers;
-  for (const auto& name : names_of(comm_->rank())) {
+  for (const auto& name : names_of(comm_->index())) {
     numbers.push_back(std::bit_cast<int64_t>(own.at(name)));
   }
   const auto all = comm_->all_gather(torch::tensor(numbers, torch::kLong), "hashes of files");
   FileHashes hashes = own;
-  for (int rank = 0; rank < comm_->size(); ++rank) {
+  for (int index = 0; index < static_cast<int>(writers_.size()); ++index) {
+    const auto row = all[writers_[static_cast<size_t>(index)]];
     int64_t next = 0;
-    for (const auto& name : names_of(rank)) {
-      hashes[name] = std::bit_cast<uint64_t>(all[rank][next++].item<int64_t>());
+    for (const auto& name : names_of(index)) {
+      hashes[name] = std::bit_cast<uint64_t>(row[next++].item<int64_t>());
     }
   }
   return hashes;
@@ -171,14 +185,16 @@ void SnapshotWriter::write(const Job& job) {
   const torch::NoGradGuard no_grad;
   const std::filesystem::path dir = options_.snapshot_dir;
   const int64_t step = job.training.step;
+  writers_ = comm_->present();
   check_same_step(step);
   std::optional<NewSnapshot> snapshot;
   FileHashes hashes;
   together("a snapshot's folder", [&] {
-    if (comm_->rank() == 0) snapshot.emplace(dir, step);
+    if (comm_->index() == 0) snapshot.emplace(dir, step);
   });
   together("a snapshot's files",
            [&] { hashes = write_files(NewSnapshot::hidden(dir, step), job); });
+  if (!is_complete()) return;
   hashes = gather(hashes, job);
   together("a snapshot's last step", [&] {
     if (!snapshot) return;

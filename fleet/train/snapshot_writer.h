@@ -20,7 +20,9 @@ namespace fleet {
 /// goes on, in a thread of its own. One at a time: the next waits. Rank 0 writes what all ranks
 /// have in common, each rank what is its own, and the snapshot appears when all have done so.
 ///
-/// Holds a copy of what this rank writes.
+/// Holds a copy of what this rank writes. In an elastic job there is none: `save` returns when all
+/// is on the disk. The ranks that are there make the snapshot, as if there were no others; when one
+/// is lost meanwhile they make it again.
 class SnapshotWriter {
  public:
   /// All ranks make one.
@@ -44,6 +46,8 @@ class SnapshotWriter {
   SnapshotTensors live() const;
   void stage();
   void write(const Job& job);
+  void write_by_those_present(Job job);
+  bool is_complete() const { return comm_->present() == writers_; }
   void check_same_step(int64_t step);
   FileHashes write_files(const std::filesystem::path& folder, const Job& job) const;
   FileHashes gather(const FileHashes& own, const Job& job);
@@ -57,6 +61,7 @@ class SnapshotWriter {
   SnapshotTensors copy_;
   std::future<void> written_;
   double copy_seconds_ = 0;
+  std::vector<int> writers_;  // of the snapshot that is being written
 };
 
 }  // namespace fleet

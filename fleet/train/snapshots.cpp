@@ -1,5 +1,10 @@
 #include "fleet/train/snapshots.h"
 
+#include "fleet/comm/elastic_group.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/train/hand_over.h"
 #include "fleet/train/snapshot_writer.h"
 
 namespace fleet {
@@ -7,21 +12,58 @@ namespace fleet {
 Snapshots::Snapshots(DistributedOptimizer& optimizer, const SnapshotOptions& options,
                      const DataPosition& data)
     : optimizer_(optimizer), options_(options), data_(data) {
+  const auto& group = optimizer_.comm()->elastic();
+  if (group && group->is_joining()) {
+    join();
+  } else {
+    resume();
+  }
   if (options_.snapshot_dir.empty()) return;
-  resumed_ = load_snapshot(options_.snapshot_dir, optimizer_, data_);
-  last_step_ = optimizer_.attempts();
   writer_ = std::make_unique<SnapshotWriter>(optimizer_, options_, data_);
 }
 
 Snapshots::~Snapshots() = default;
+
+void Snapshots::resume() {
+  if (options_.snapshot_dir.empty()) return;
+  resumed_ = load_snapshot(options_.snapshot_dir, optimizer_, data_);
+  check_all_present(*optimizer_.comm(), "while a snapshot was read");
+  last_step_ = optimizer_.attempts();
+}
+
+void Snapshots::join() {
+  if (!data_.is_known()) {
+    throw Error("elastic",
+                format("rank {} came back, and cannot be told where in the data the others are",
+                       optimizer_.comm()->rank()),
+                "make fleet::Snapshots with the data");
+  }
+  optimizer_.comm()->elastic()->join();
+  hand_over(optimizer_, data_, last_step_, Role::kNew);
+  resumed_ = optimizer_.attempts();
+  log::info_here("elastic",
+                 format("goes on with the others after update {}, at batch {} of epoch {}",
+                        optimizer_.updates(), batch(), epoch()));
+}
+
+// Only where those who come can begin their loop as the others go on with theirs.
+void Snapshots::let_in() {
+  const auto& group = optimizer_.comm()->elastic();
+  auto* const local = optimizer_.local_sgd();
+  const bool is_moment = group && local && local->is_common_moment() && data_.is_known() &&
+                         !data_.is_at_epoch_start() && !optimizer_.is_in_window();
+  if (!is_moment || std::ssize(group->present()) == group->size()) return;
+  if (!group->admit().empty()) hand_over(optimizer_, data_, last_step_, Role::kOld);
+}
 
 bool Snapshots::is_due() const {
   return writer_ && options_.save_every > 0 && !optimizer_.is_in_window() &&
          optimizer_.attempts() - last_step_ >= options_.save_every;
 }
 
-void Snapshots::after_update() {
+void Snapshots::after_update(Next next) {
   if (is_due() && !data_.is_at_epoch_start()) save();
+  if (next == Next::kUpdate) let_in();
 }
 
 void Snapshots::after_epoch() {

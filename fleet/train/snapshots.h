@@ -22,7 +22,11 @@ class SnapshotWriter;
 /// written behind it, and an error of that comes out of the next call that saves, or of `finish`. A
 /// process that is killed leaves the last snapshot that was whole.
 ///
-/// All ranks make the same calls. Without a folder in `options` they do nothing.
+/// All ranks make the same calls. Without a folder in `options` nothing is saved.
+///
+/// In an elastic job (fleetrun --elastic) this is also where a rank that comes back joins: making
+/// one waits until the others let it in, which they do in `after_update`, and gives it their state.
+/// So between a call of `after_update` and the next update a loop makes no calls between ranks.
 ///
 ///   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
 ///   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {
@@ -47,10 +51,14 @@ class Snapshots {
 
   /// The one that the data are in: where a loop over epochs begins.
   int64_t epoch() const { return data_.epoch(); }
+  /// And the batch of it.
+  int64_t batch() const { return data_.next_update(); }
 
   /// Saves when `save_every` updates have been made since the last time: never within a window of
   /// `minimize(closure)`, and after the last batch of an epoch only by `after_epoch`.
-  void after_update();
+  enum class Next { kUpdate, kEnd };
+  /// `next`: kEnd where the loop leaves off before the end of its data.
+  void after_update(Next next = Next::kUpdate);
   /// After `optimizer.end_epoch()`: saves when it is due, or, without `save_every`, always.
   void after_epoch();
   /// Now.
@@ -62,6 +70,9 @@ class Snapshots {
   double copy_seconds() const;
 
  private:
+  void resume();
+  void join();
+  void let_in();
   bool is_due() const;
 
   DistributedOptimizer& optimizer_;

@@ -167,7 +167,15 @@ class Check {
           "localsgd averages at a fixed interval, adaptive_localsgd at one that it chooses; "
           "switch one of them off");
     }
-    if (!strategy_.localsgd && !strategy_.adaptive_localsgd) return;
+    if (!strategy_.localsgd && !strategy_.adaptive_localsgd) {
+      if (context_.is_elastic) {
+        problem(
+            "fleetrun --elastic needs localsgd or adaptive_localsgd: where gradients are summed in "
+            "every update, a rank that is lost takes the update with it; switch one of them on, or "
+            "leave --elastic out and restart from snapshots");
+      }
+      return;
+    }
 
     if (strategy_.localsgd) {
       averaging("localsgd", strategy_.localsgd_configs);
@@ -196,6 +204,12 @@ class Check {
           format("fp16_allreduce is about gradients, and {} with begin_step = 1 never sends any "
                  "(parameters, which it averages, would not survive fp16); switch "
                  "fp16_allreduce off, or begin later",
+                 name));
+    }
+    if (context_.is_elastic && configs.delayed) {
+      problem(
+          format("{}_configs.delayed leaves no moment at which all ranks hold the same parameters, "
+                 "and a rank that comes back to an elastic job needs one; leave one of them out",
                  name));
     }
     if (strategy_.sync_batch_norm) {

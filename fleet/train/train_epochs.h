@@ -19,11 +19,12 @@ namespace fleet {
 template <typename Batches, typename Update, typename Test>
 void train_epochs(int64_t epochs, TrainingLog& log, Snapshots& snapshots, Batches&& batches,
                   Update&& update, Test&& test) {
+  int64_t first_batch = snapshots.batch();
   for (int64_t epoch = snapshots.epoch(); epoch < epochs && !log.is_over(); ++epoch) {
-    log.begin_epoch(epoch);
+    log.begin_epoch(epoch, std::exchange(first_batch, 0));
     for (const auto& batch : batches(epoch)) {
       update(batch);
-      snapshots.after_update();
+      snapshots.after_update(log.is_over() ? Snapshots::Next::kEnd : Snapshots::Next::kUpdate);
       if (log.is_over()) break;
     }
     log.end_epoch();

@@ -9,9 +9,9 @@
 
 namespace fleet {
 
-void TrainingLog::begin_epoch(int64_t epoch) {
+void TrainingLog::begin_epoch(int64_t epoch, int64_t batch) {
   epoch_ = epoch;
-  batch_ = 0;
+  batch_ = batch;
   loss_.reset();
   begin_ = Clock::now();
 }

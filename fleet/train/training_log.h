@@ -25,7 +25,8 @@ class TrainingLog {
   explicit TrainingLog(const RunOptions& options, int64_t updates = 0)
       : options_(options), updates_(updates) {}
 
-  void begin_epoch(int64_t epoch);
+  /// `batch`: the first, where the epoch began in another run.
+  void begin_epoch(int64_t epoch, int64_t batch = 0);
 
   /// worker_index: 0, step9 cost = 1.500000, ...
   void step(const UpdateReport& report);

@@ -1,0 +1,135 @@
+#include "fleet/train/hand_over.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "fleet/comm/elastic_group.h"
+#include "fleet/core/format.h"
+#include "fleet/core/options_json.h"
+#include "fleet/core/restart_needed.h"
+#include "fleet/train/snapshot_records.h"
+#include "fleet/train/snapshot_tensors.h"
+
+namespace fleet {
+namespace {
+
+/// What does not lie in tensors.
+struct HandedNumbers {
+  RankRecord rank = {};
+  int64_t last_step = 0;
+  std::string data = {};
+};
+
+const FieldList& fields_of(const HandedNumbers*) {
+  using H = HandedNumbers;
+  static const FieldList list{.area = "elastic",
+                              .fields = {
+                                  field<&H::rank>("rank", "of the rank that tells"),
+                                  field<&H::last_step>("last_step", "of the last snapshot"),
+                                  field<&H::data>("data", "where the next batch is"),
+                              }};
+  return list;
+}
+
+// Of one length whoever tells, as another rank may have to tell it instead.
+constexpr int64_t kWords = 8192;
+
+torch::Tensor as_words(const std::string& text) {
+  if (std::ssize(text) >= kWords * 8) {
+    throw Error("elastic",
+                format("the position in the data takes {} bytes, and {} travel to a rank "
+                       "that comes back",
+                       text.size(), kWords * 8));
+  }
+  auto words = torch::zeros({kWords}, torch::kLong);
+  std::memcpy(words.data_ptr(), text.data(), text.size());
+  return words;
+}
+
+std::string as_text(const torch::Tensor& words) {
+  return static_cast<const char*>(words.const_data_ptr());
+}
+
+// Everything that ranks have in common after an average, and what a new one needs of another.
+std::vector<torch::Tensor> tensors_of(DistributedOptimizer& optimizer) {
+  std::vector<torch::Tensor> tensors;
+  const auto add = [&](const std::vector<torch::Tensor>& more) {
+    tensors.insert(tensors.end(), more.begin(), more.end());
+  };
+  const auto& arena = optimizer.arena();
+  for (const auto& group : arena.groups()) tensors.push_back(group.values);
+  for (const auto& item : optimizer.optimizer().state()) add(item.groups);
+  const auto local = optimizer.local_sgd()->state();
+  add(local.anchor);
+  add(local.velocity);
+  add(local.buffers);
+  for (const auto& [name, tensor] : arena.frozen()) tensors.push_back(tensor.detach());
+  for (const auto& [name, tensor] : optimizer.optimizer().model().buffers()) {
+    tensors.push_back(tensor.detach());
+  }
+  return tensors;
+}
+
+// What has a type that does not travel (bool, int32) goes as int64.
+torch::Tensor to_travel(const torch::Tensor& tensor) {
+  const bool travels = torch::isFloatingType(tensor.scalar_type());
+  return tensor
+      .to(travels ? tensor.scalar_type() : torch::kLong, /*non_blocking=*/false,
+          /*copy=*/true)
+      .contiguous();
+}
+
+void take_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_t& last_step,
+               const std::string& text) {
+  HandedNumbers numbers;
+  read_json(numbers, text, "what the other ranks told");
+  auto* const local = optimizer.local_sgd();
+  auto state = local->state();  // with the tensors that were told
+  state.step = numbers.rank.local_sgd.step;
+  state.window = numbers.rank.local_sgd.window;
+  state.interval = numbers.rank.local_sgd.interval;
+  local->set_state(state);
+  optimizer.set_counters(numbers.rank.counters);
+  data.restore(numbers.data, "what the other ranks told", /*other_ranks=*/false);
+  reseed_generators(optimizer.arena(), optimizer.comm()->rank(), optimizer.attempts());
+  last_step = numbers.last_step;
+}
+
+}  // namespace
+
+void hand_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_t& last_step,
+               Role role) {
+  const torch::NoGradGuard no_grad;
+  const HandedNumbers own{rank_record(optimizer), last_step, data.to_json()};
+  const auto tensors = tensors_of(optimizer);
+  std::vector<torch::Tensor> told;
+  for (const auto& tensor : tensors) told.push_back(to_travel(tensor));
+  told.push_back(as_words(write_json(own, HandedNumbers{})));
+
+  auto& group = *optimizer.comm()->elastic();
+  group
+      .submit({.kind = comm::ElasticCall::Kind::kBroadcast,
+               .tensors = told,
+               .what = "the state of the training"})
+      .get();
+  if (role == Role::kNew) {
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(told[i]);
+    take_over(optimizer, data, last_step, as_text(told.back()));
+  }
+  group.settle();
+}
+
+void check_all_present(const comm::Communicator& comm, std::string_view when) {
+  const auto& group = comm.elastic();
+  if (!group || group->is_joining()) return;
+  const auto present = group->present();
+  if (std::ssize(present) == comm.size()) return;
+  throw RestartNeeded("elastic",
+                      format("{} of {} ranks were lost {}, where the others cannot go on without "
+                             "them",
+                             comm.size() - std::ssize(present), comm.size(), when),
+                      "start all ranks again: fleetrun does so with --max_restarts");
+}
+
+}  // namespace fleet
