@@ -65,6 +65,10 @@ Environment worker_environment(const Cluster& cluster, const Options& options,
       {"PADDLE_RANK_IN_NODE", text(local_rank)},
       {"FLEET_LOG_DIR", attempt.log_dir},
   };
+  if (options.elastic) {
+    environment.emplace_back("FLEET_ELASTIC", "1");
+    environment.emplace_back("FLEET_MIN_RANKS", text(options.min_ranks));
+  }
   if (!options.gpus.empty()) {
     environment.emplace_back("FLAGS_selected_gpus", options.gpus[static_cast<size_t>(local_rank)]);
     // All of the node's, so that device LOCAL_RANK is the rank's own, as with torchrun.

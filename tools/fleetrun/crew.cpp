@@ -48,6 +48,15 @@ std::vector<size_t> Crew::new_failures() {
   return failures;
 }
 
+void Crew::restart(size_t local_rank, const Program& program, const Environment& environment,
+                   const WorkerLog& log, Watchdog& watchdog) {
+  auto& worker = workers_[local_rank];
+  worker.send(SIGKILL);  // what it has started and left behind
+  worker.reap();
+  worker = Worker(program, environment, local_rank == 0 ? echo_->writer() : log.fd(), watchdog);
+  reported_[local_rank] = false;
+}
+
 bool Crew::all_ended() {
   return std::all_of(workers_.begin(), workers_.end(),
                      [](Worker& worker) { return worker.ending().has_value(); });

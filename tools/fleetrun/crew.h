@@ -35,6 +35,9 @@ class Crew {
   /// Local ranks that have ended with a failure since the last call.
   std::vector<size_t> new_failures();
   bool all_ended();
+  /// Another process for a rank whose own has ended.
+  void restart(size_t local_rank, const Program& program, const Environment& environment,
+               const WorkerLog& log, Watchdog& watchdog);
   Echo& echo() { return *echo_; }
 
   /// Sends `signals` one after the other, spread over `grace`, then SIGKILL, to whatever is left of

@@ -105,7 +105,7 @@ std::optional<Failure> Launcher::run_attempt(NodeLink& link, int attempt) {
     throw;
   }
   Crew& crew = *started;
-  const auto stop = supervise(link, crew);
+  const auto stop = supervise(link, crew, attempt);
   if (!stop) return std::nullopt;
 
   // Before the ranks are ended, which may take the whole grace: the other nodes wait for it.
@@ -127,7 +127,20 @@ std::optional<Failure> Launcher::gather(NodeLink& link) {
   }
 }
 
-std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
+void Launcher::bring_back(Comebacks& comebacks, Crew& crew, int attempt) {
+  for (const size_t rank : comebacks.due(crew)) {
+    const int times = comebacks.times(rank);
+    logs_[rank].begin_attempt(times, max_restarts_);
+    crew.restart(rank, program_, environments(attempt)[rank], logs_[rank], watchdog_);
+    crew.echo().fresh_line();
+    log::info(kArea, format("rank {} is started again (pid {}), {} of {}",
+                            cluster_.first_rank() + static_cast<int>(rank), crew.worker(rank).pid(),
+                            times, max_restarts_));
+  }
+}
+
+std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew, int attempt) {
+  Comebacks comebacks(options_, max_restarts_);
   std::optional<Clock::time_point> failed_at;
   std::vector<Failure> causes;  // those of the first moments; later ones are consequences
   bool failed_here = false;
@@ -146,10 +159,16 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
       return Stop{{stopped}, {SIGTERM}};
     }
     for (const size_t rank : crew.new_failures()) {
-      link.report(describe(crew, rank));
+      const auto failure = describe(crew, rank);
+      if (!failed_here && comebacks.take(crew, rank, failure)) continue;
+      if (!failed_here) {
+        for (const auto& earlier : comebacks.recent()) link.report(earlier);
+      }
+      link.report(failure);
       failed_here = true;
     }
-    if (!failed_here && !done_here && crew.all_ended()) {
+    if (!failed_here) bring_back(comebacks, crew, attempt);
+    if (!failed_here && !done_here && crew.all_ended() && !comebacks.is_waiting(crew)) {
       crew.end({SIGTERM}, std::chrono::duration<double>(options_.grace_s), inbox_);
       link.report_done();
       done_here = true;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/fleetrun/comebacks.h"
 #include "tools/fleetrun/crew.h"
 #include "tools/fleetrun/failure.h"
 #include "tools/fleetrun/node_link.h"
@@ -39,7 +40,8 @@ class Launcher {
   };
   /// Until success everywhere (nothing), or a failure anywhere and a moment more for others that
   /// may explain it.
-  std::optional<Stop> supervise(NodeLink& link, Crew& crew);
+  std::optional<Stop> supervise(NodeLink& link, Crew& crew, int attempt);
+  void bring_back(Comebacks& comebacks, Crew& crew, int attempt);
   /// The failure that all nodes name.
   Failure agree(NodeLink& link) const;
 

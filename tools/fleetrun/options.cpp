@@ -40,6 +40,11 @@ void check(const Options& options, bool by_number) {
   for (const auto& [flag, list] : {std::pair{"gpus", &options.gpus}, {"ips", &options.ips}})
     if (std::set<std::string>(list->begin(), list->end()).size() != list->size())
       problems.push_back(format("--{} names one twice: '{}'", flag, to_text(*list)));
+  if (options.min_ranks != defaults.min_ranks && !options.elastic)
+    problems.emplace_back("--min_ranks says when an elastic job ends, and --elastic is not given");
+  if (options.node_count() == 1 && options.min_ranks > options.local_ranks())
+    problems.push_back(format("--min_ranks {} is more than the {} ranks there are",
+                              options.min_ranks, options.local_ranks()));
   if (options.ips.empty()) problems.emplace_back("--ips is empty");
   if (options.log_dir.empty()) problems.emplace_back("--log_dir is empty");
   if (options.program.empty()) problems.emplace_back("no program to start");
@@ -76,6 +81,12 @@ const FieldList& fields_of(const Options*) {
                                         "how many times all ranks start again after a failure")
               .at_least(0)
               .at_most(1000000),
+          field<&Options::elastic>("elastic",
+                                   "with local SGD: the others go on without a rank that fails, "
+                                   "and it comes back, --max_restarts times"),
+          field<&Options::min_ranks>("min_ranks", "with --elastic: fewer do not go on")
+              .at_least(1)
+              .at_most(kMostRanks),
           field<&Options::grace_s>("grace_s", "from the polite signal to SIGKILL")
               .at_least(0)
               .at_most(86400)

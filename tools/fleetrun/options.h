@@ -30,6 +30,8 @@ struct Options {
   int master_port = 29500;
   std::string log_dir = "log";
   int max_restarts = 0;
+  bool elastic = false;
+  int min_ranks = 1;
   double grace_s = 5;
   double join_timeout_s = 600;
   std::string program = {};
