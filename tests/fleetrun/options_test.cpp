@@ -1,5 +1,7 @@
 #include "tools/fleetrun/options.h"
 
+#include <map>
+
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
@@ -82,7 +84,9 @@ TEST(OptionsTest, HelpNamesEveryFlagWithItsDefault) {
     const auto at = help.find("--" + name + " ");
     ASSERT_NE(at, std::string::npos) << name;
     const auto line = help.substr(at, help.find('\n', at) - at);
-    EXPECT_TRUE(line.ends_with("default " + (value == "None" ? "none" : value) + ")")) << line;
+    const std::map<std::string, std::string> words = {{"None", "none"}, {"false", "off"}};
+    const auto word = words.contains(value) ? words.at(value) : value;
+    EXPECT_TRUE(line.ends_with("default " + word + ")")) << line;
   }
 }
 

@@ -46,6 +46,7 @@ TEST(ScreensTest, ConfigurationBlockIsSortedAndSaysNone) {
   const auto options = parse_options({"--gpus=0,1", "./train", "--lr", "0.1"});
   EXPECT_EQ(configuration_block(options),
             "-----------  Configuration Arguments -----------\n"
+            "elastic: false\n"
             "gpus: 0,1\n"
             "grace_s: 5\n"
             "ips: 127.0.0.1\n"
@@ -54,6 +55,7 @@ TEST(ScreensTest, ConfigurationBlockIsSortedAndSaysNone) {
             "master: None\n"
             "master_port: 29500\n"
             "max_restarts: 0\n"
+            "min_ranks: 1\n"
             "nnodes: None\n"
             "node_rank: None\n"
             "nproc_per_node: None\n"

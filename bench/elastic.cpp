@@ -1,0 +1,79 @@
+// An elastic job whose ranks are killed: how long until the others go on, and until it is back.
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+#include "bench/benches.h"
+#include "tests/ranks/story.h"
+#include "tests/support/launched.h"
+
+namespace fleet::bench {
+namespace {
+
+using namespace std::chrono_literals;
+using launch::steady_seconds;
+using launch::Story;
+
+constexpr int kRounds = 6;  // by turns rank 1 and rank 0
+constexpr const char* kProgram = "test_elastic_program";
+
+void wait_until(const std::function<bool()>& condition, const launch::Launched& job) {
+  if (launch::eventually(condition, 120s)) return;
+  throw Error("bench", "the job did not go on:\n" + job.output());
+}
+
+// Between two averages of an undisturbed job.
+Timing intervals(const Story& story, double until) {
+  Timing timing;
+  for (size_t i = 1; i < story.updates.size() && story.updates[i].at < until; ++i) {
+    const bool same_epoch = story.updates[i].epoch == story.updates[i - 1].epoch;
+    if (same_epoch) timing.seconds.push_back(story.updates[i].at - story.updates[i - 1].at);
+  }
+  return timing;
+}
+
+}  // namespace
+
+std::vector<Row> bench_elastic() {
+  if (!std::filesystem::exists(launch::beside(kProgram))) {
+    throw Error("bench", format("{} is not beside fleet-bench", kProgram), "build it first");
+  }
+  const double begin = steady_seconds();
+  launch::Launched job({"--nproc_per_node=2", "--elastic", "--max_restarts=1000",
+                        launch::beside(kProgram), "--epochs=100000"},
+                       {"env", "OMP_NUM_THREADS=1"});
+  const auto story = [&](int rank) { return Story::in(job.log(rank)); };
+  wait_until([&] { return story(0).updates.size() > 30; }, job);
+  const double first = story(0).updates.front().at - begin;
+  const auto usual = intervals(story(0), steady_seconds());
+
+  Timing pause, absence;
+  for (int round = 0; round < kRounds; ++round) {
+    const int victim = 1 - round % 2, survivor = 1 - victim;
+    const auto processes = story(victim).pids.size();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300 + 37 * round));
+    const double killed = steady_seconds();
+    ::kill(story(victim).pids.back(), SIGKILL);
+    wait_until([&] { return story(survivor).next_update_after(killed + 0.001).has_value(); }, job);
+    pause.seconds.push_back(*story(survivor).next_update_after(killed + 0.001) - killed);
+    wait_until([&] { return story(victim).pids.size() > processes && story(victim).is_training(); },
+               job);
+    absence.seconds.push_back(*story(victim).next_update_after(killed + 0.001) - killed);
+  }
+  job.send(SIGTERM);
+  job.wait();
+  return {{"kill -9 of one of two ranks: to the other's next average", pause.median() * 1e3, "ms",
+           "between two averages as a rule", usual.median() * 1e3, usual.median() / pause.median(),
+           pause.spread()},
+          {"kill -9 of one of two ranks: to its first average with the other again",
+           absence.median() * 1e3, "ms", "the job's start to its first average", first * 1e3,
+           first / absence.median(), absence.spread()}};
+}
+
+}  // namespace fleet::bench

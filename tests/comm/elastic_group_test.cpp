@@ -1,0 +1,437 @@
+#include "fleet/comm/elastic_group.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include "fleet/comm/liveness.h"
+#include "fleet/comm/peer_watch.h"
+#include "fleet/core/format.h"
+#include "fleet/core/restart_needed.h"
+
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
+
+namespace fleet::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using Kind = ElasticCall::Kind;
+using Moment = ElasticOptions::Moment;
+using testing::error_of;
+
+/// The end of a rank that is a thread.
+struct Died {};
+
+// Ranks that are threads; one that throws Died is gone, as the kernel would say of a process.
+class Ranks {
+ public:
+  using Body = std::function<void(ElasticGroup&)>;
+  explicit Ranks(int size, CommunicatorOptions options = {.timeout = 20s})
+      : size_(size), options_(std::move(options)), coroner_(store_, size, 60s) {}
+  ~Ranks() { join(); }
+
+  void start(int rank, const Body& body, ElasticOptions elastic = {}, bool has_pulse = true) {
+    threads_.emplace_back([=, this] {
+      std::optional<PeerWatch> pulse;
+      try {
+        pulse.emplace(store_, rank, size_, "127.0.0.1");
+        if (has_pulse) pulse->gather();
+        ElasticGroup group(store_, rank, size_, options_, elastic);
+        body(group);
+      } catch (const Died&) {
+        bury(rank);
+      } catch (const std::exception& error) {
+        bury(rank);
+        const std::lock_guard lock(mutex_);
+        errors_[rank] = error.what();
+      }
+    });
+  }
+
+  /// What ranks have thrown, by rank, once all have ended.
+  const std::map<int, std::string>& join() {
+    for (auto& thread : threads_) thread.join();
+    threads_.clear();
+    return errors_;
+  }
+  void bury(int rank) {
+    const std::lock_guard lock(mutex_);
+    coroner_.declare_gone(*coroner_.seat_of(rank, 1s));
+  }
+
+ private:
+  int size_;
+  CommunicatorOptions options_;
+  Store store_ = Store::in_memory();
+  std::mutex mutex_;
+  Liveness coroner_;
+  std::map<int, std::string> errors_;
+  std::vector<std::thread> threads_;
+};
+
+const std::map<int, std::string> kNoErrors;
+
+void sum(ElasticGroup& group, const torch::Tensor& tensor, ReduceOp op = ReduceOp::kSum) {
+  group.submit({.kind = Kind::kReduce, .tensors = {tensor}, .op = op, .what = "a sum"}).get();
+}
+
+// Before the end, as in a program: a rank that leaves breaks its connections.
+void part(ElasticGroup& group) { group.submit({.what = "the end"}).get(); }
+
+// Says in the sum who has contributed.
+torch::Tensor own_digit(const ElasticGroup& group) {
+  int64_t digit = 1;
+  for (int i = 0; i < group.rank(); ++i) digit *= 10;
+  return torch::full({3}, digit, torch::kLong);
+}
+
+TEST(ElasticGroupTest, CallsOfAFullGroupAreThoseOfAnyOther) {
+  Ranks ranks(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.start(rank, [&](ElasticGroup& group) {
+      const auto total = own_digit(group);
+      sum(group, total);
+      EXPECT_EQ(total[0].item<int64_t>(), 111);
+      const auto mean = torch::full({2}, static_cast<float>(group.rank()));
+      sum(group, mean, ReduceOp::kAvg);
+      EXPECT_EQ(mean[1].item<float>(), 1);
+      const auto most = torch::full({2}, static_cast<float>(group.rank()));
+      sum(group, most, ReduceOp::kMax);
+      EXPECT_EQ(most[1].item<float>(), 2);
+      const auto told = torch::full({2}, group.rank(), torch::kLong);
+      group.submit({.kind = Kind::kBroadcast, .tensors = {told}, .root = 2, .what = "a word"})
+          .get();
+      EXPECT_EQ(told[0].item<int64_t>(), 2);
+      part(group);
+      EXPECT_EQ(group.present(), (std::vector<int>{0, 1, 2}));
+    });
+  }
+  EXPECT_EQ(ranks.join(), kNoErrors);
+}
+
+// Which rank dies, and when.
+class LossTest : public ::testing::TestWithParam<std::tuple<int, Moment>> {};
+
+TEST_P(LossTest, LeavesTheOthersWithTheSameSums) {
+  const auto [victim, moment] = GetParam();
+  constexpr int kCalls = 8, kFatal = 4;
+  std::mutex mutex;
+  std::map<int, std::vector<torch::Tensor>> sums;
+  Ranks ranks(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    ElasticOptions elastic;
+    if (rank == victim) {
+      elastic.accident = [moment = moment](Moment now, int64_t call) {
+        if (now == moment && call == kFatal) throw Died{};
+      };
+    }
+    ranks.start(
+        rank,
+        [&](ElasticGroup& group) {
+          auto generator = at::make_generator<at::CPUGeneratorImpl>(group.rank() + 1);
+          for (int call = 1; call <= kCalls; ++call) {
+            auto values = torch::randn({1000}, generator);
+            auto who = own_digit(group);
+            group.submit({.kind = Kind::kReduce, .tensors = {values, who}, .what = "values"}).get();
+            const auto contributors = who[0].item<int64_t>();
+            int64_t digit = 1;
+            for (int i = 0; i < std::get<0>(GetParam()); ++i) digit *= 10;
+            if (call != kFatal) {  // in which it may have had its say or not
+              EXPECT_EQ(contributors, call < kFatal ? 1111 : 1111 - digit) << "call " << call;
+            }
+            const std::lock_guard lock(mutex);
+            sums[group.rank()].push_back(values);
+          }
+          part(group);
+          EXPECT_EQ(group.present().size(), 3u);
+        },
+        elastic);
+  }
+  EXPECT_EQ(ranks.join(), kNoErrors);
+  sums.erase(victim);
+  ASSERT_EQ(sums.size(), 3u);
+  for (const auto& [rank, values] : sums) {
+    ASSERT_EQ(values.size(), static_cast<size_t>(kCalls));
+    for (size_t call = 0; call < kCalls; ++call) {
+      EXPECT_TRUE(torch::equal(values[call], sums.begin()->second[call]))
+          << "rank " << rank << " call " << call + 1;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, LossTest,
+                         ::testing::Combine(::testing::Values(0, 1, 3),
+                                            ::testing::Values(Moment::kMeeting, Moment::kExchange,
+                                                              Moment::kEnd)));
+
+TEST(ElasticGroupTest, RankWhoseConnectionBrokeGetsTheResultOfThoseWhoFinished) {
+  Ranks ranks(3);
+  std::atomic<int> exchanges = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    ElasticOptions elastic;
+    elastic.accident = [&, rank](Moment now, int64_t call) {
+      if (call != 2 || now != Moment::kEnd) return;
+      ++exchanges;
+      if (rank == 1) throw std::runtime_error("reset by peer");
+    };
+    ranks.start(
+        rank,
+        [&](ElasticGroup& group) {
+          for (int call = 1; call <= 4; ++call) {
+            const auto total = own_digit(group);
+            sum(group, total);
+            EXPECT_EQ(total[2].item<int64_t>(), 111) << "call " << call;
+          }
+          part(group);
+        },
+        elastic);
+  }
+  EXPECT_EQ(ranks.join(), kNoErrors);
+  EXPECT_EQ(exchanges, 3) << "nobody had to repeat the call";
+}
+
+TEST(ElasticGroupTest, AllRepeatACallThatNobodyFinished) {
+  Ranks ranks(3);
+  std::atomic<int> failures = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    ElasticOptions elastic;
+    elastic.accident = [&](Moment now, int64_t call) {
+      if (call == 2 && now == Moment::kEnd && failures++ < 3) throw std::runtime_error("reset");
+    };
+    ranks.start(
+        rank,
+        [&](ElasticGroup& group) {
+          for (int call = 1; call <= 4; ++call) {
+            const auto total = own_digit(group);
+            sum(group, total);
+            EXPECT_EQ(total[0].item<int64_t>(), 111) << "call " << call;
+          }
+          part(group);
+        },
+        elastic);
+  }
+  EXPECT_EQ(ranks.join(), kNoErrors);
+  EXPECT_EQ(failures, 6);
+}
+
+TEST(ElasticGroupTest, LastRankGoesOnAlone) {
+  Ranks ranks(2);
+  ranks.start(0, [&](ElasticGroup& group) {
+    for (int call = 1; call <= 3; ++call) {
+      const auto mean = torch::full({2}, 6.0F);
+      sum(group, mean, ReduceOp::kAvg);
+      EXPECT_EQ(mean[0].item<float>(), call == 1 ? 3 : 6) << "it divides by those who are there";
+    }
+  });
+  ranks.start(1, [&](ElasticGroup& group) {
+    sum(group, torch::zeros({2}), ReduceOp::kAvg);
+    throw Died{};
+  });
+  EXPECT_EQ(ranks.join(), kNoErrors);
+}
+
+TEST(ElasticGroupTest, NewProcessIsLetInHearsTheStateAndGoesOnWithTheOthers) {
+  constexpr int64_t kState = 4711;
+  Ranks ranks(3);
+  const auto go_on = [](ElasticGroup& group) {
+    for (int call = 0; call < 3; ++call) {
+      const auto total = own_digit(group);
+      sum(group, total);
+      EXPECT_EQ(total[0].item<int64_t>(), 111);
+    }
+    part(group);
+    group.leave();
+  };
+  const auto tell = [](ElasticGroup& group, int64_t state) {
+    const auto word = torch::full({1}, state, torch::kLong);
+    group.submit({.kind = Kind::kBroadcast, .tensors = {word}, .what = "the state"}).get();
+    group.settle();
+    return word.item<int64_t>();
+  };
+  std::atomic<bool> is_gone = false;
+  for (const int rank : {1, 2}) {
+    ranks.start(rank, [&](ElasticGroup& group) {
+      sum(group, own_digit(group));
+      while (true) {
+        sum(group, own_digit(group));
+        if (group.present().size() == 3) continue;
+        is_gone = true;
+        const auto guests = group.admit();
+        if (guests.empty()) continue;
+        EXPECT_EQ(guests, std::vector<int>{0});
+        break;
+      }
+      EXPECT_EQ(tell(group, kState), kState);
+      go_on(group);
+    });
+  }
+  ranks.start(0, [&](ElasticGroup& group) {
+    sum(group, own_digit(group));
+    throw Died{};
+  });
+  while (!is_gone) std::this_thread::sleep_for(1ms);
+  ranks.start(0, [&](ElasticGroup& group) {
+    EXPECT_TRUE(group.is_joining());
+    group.join();
+    EXPECT_FALSE(group.is_joining());
+    EXPECT_EQ(tell(group, 0), kState) << "of those who were there";
+    go_on(group);
+  });
+  EXPECT_EQ(ranks.join(), kNoErrors);
+}
+
+TEST(ElasticGroupTest, SlowRankIsWaitedForBeyondTheTimeLimit) {
+  Ranks ranks(2, {.timeout = 500ms});
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.start(rank, [&](ElasticGroup& group) {
+      if (group.rank() == 1) std::this_thread::sleep_for(4s);
+      const auto total = own_digit(group);
+      sum(group, total);
+      EXPECT_EQ(total[0].item<int64_t>(), 11);
+      part(group);
+    });
+  }
+  EXPECT_EQ(ranks.join(), kNoErrors);
+}
+
+TEST(ElasticGroupTest, SilentRankIsGoneAfterTheTimeLimit) {
+  Ranks ranks(2, {.timeout = 500ms});
+  ranks.start(0, [&](ElasticGroup& group) {
+    const auto total = own_digit(group);
+    sum(group, total);
+    EXPECT_EQ(total[0].item<int64_t>(), 1);
+  });
+  ranks.start(
+      1, [&](ElasticGroup& group) { group.rest(); }, {}, /*has_pulse=*/false);
+  EXPECT_EQ(ranks.join(), kNoErrors);
+}
+
+TEST(ElasticGroupTest, RankThatWasTakenForGoneIsToldSo) {
+  Ranks ranks(2);
+  std::atomic<bool> went_on = false;
+  ranks.start(0, [&](ElasticGroup& group) {
+    ranks.bury(1);
+    sum(group, own_digit(group));
+    went_on = true;
+  });
+  ranks.start(1, [&](ElasticGroup& group) {
+    while (!went_on) std::this_thread::sleep_for(1ms);
+    sum(group, own_digit(group));
+  });
+  const auto& errors = ranks.join();
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_TRUE(says(errors.at(1),
+                   "[elastic] rank 1 was silent for more than 20 s, and the others "
+                   "have gone on without it"));
+}
+
+TEST(ElasticGroupTest, DifferentCallsAreNamed) {
+  Ranks ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.start(rank, [&](ElasticGroup& group) {
+      group.submit({.what = format("call of rank {}", group.rank())}).get();
+    });
+  }
+  const auto& errors = ranks.join();
+  ASSERT_FALSE(errors.empty());
+  EXPECT_TRUE(says(errors.begin()->second, "is at 'call of rank ",
+                   "' where another rank is at 'call of rank "));
+}
+
+TEST(ElasticGroupTest, TooFewRanksNeedARestart) {
+  Ranks ranks(2);
+  ranks.start(0,
+              [&](ElasticGroup& group) {
+                EXPECT_TRUE(says(error_of<RestartNeeded>([&] {
+                                   while (true) sum(group, own_digit(group));
+                                 }),
+                                 "[elastic] 1 of 2 ranks are left, and --min_ranks is 2\n  fix: "));
+              },
+              {.min_ranks = 2});
+  ranks.start(1, [&](ElasticGroup&) { throw Died{}; });
+  EXPECT_EQ(ranks.join(), kNoErrors);
+}
+
+TEST(ElasticGroupTest, NewProcessIsToldWhenItCameTooLate) {
+  for (const bool in_order : {true, false}) {
+    Ranks ranks(2);
+    std::atomic<int> ended = 0;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.start(rank, [&](ElasticGroup& group) {
+        sum(group, own_digit(group));
+        if (in_order) group.leave();
+        ++ended;
+        if (!in_order) throw Died{};
+      });
+    }
+    while (ended < 2) std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(50ms);
+    ranks.start(1, [&](ElasticGroup& group) { group.join(); });
+    const auto& errors = ranks.join();
+    ASSERT_EQ(errors.size(), 1u);
+    EXPECT_TRUE(says(errors.at(1),
+                     in_order ? "[elastic] the training ended before rank 1 could come back"
+                              : "[elastic] rank 1 came back, and of those who went on nobody is "
+                                "left"));
+  }
+}
+
+// Ranks die at random, at any moment; those who are left have had the same results in every call,
+// and each call has the contributions of all of them.
+TEST(ElasticGroupTest, RandomLossesLeaveTheSameResults) {
+  constexpr int kCalls = 12;
+  for (unsigned seed = 1; seed <= 12; ++seed) {
+    SCOPED_TRACE(format("seed {}", seed));
+    std::mt19937 random(seed);
+    const int size = std::uniform_int_distribution(2, 4)(random);
+    const int losses = std::uniform_int_distribution(1, size - 1)(random);
+    std::mutex mutex;
+    std::map<int, std::vector<int64_t>> results;
+    Ranks ranks(size);
+    for (int rank = 0; rank < size; ++rank) {
+      ElasticOptions elastic;
+      if (rank < losses) {
+        const int fatal = std::uniform_int_distribution(1, 40)(random);
+        elastic.accident = [fatal, moments = 0](Moment, int64_t) mutable {
+          if (++moments == fatal) throw Died{};
+        };
+      }
+      ranks.start(
+          rank,
+          [&](ElasticGroup& group) {
+            for (int call = 0; call < kCalls; ++call) {
+              const auto total = own_digit(group);
+              sum(group, total);
+              const std::lock_guard lock(mutex);
+              results[group.rank()].push_back(total[1].item<int64_t>());
+            }
+            part(group);
+          },
+          elastic);
+    }
+    EXPECT_EQ(ranks.join(), kNoErrors);
+    const auto& last = results[size - 1];
+    ASSERT_EQ(last.size(), static_cast<size_t>(kCalls));
+    for (const auto& [rank, totals] : results) {
+      if (rank < losses) continue;
+      EXPECT_EQ(totals, last) << "rank " << rank;
+    }
+    for (const auto total : last) {
+      int64_t rest = total;
+      for (int rank = 0; rank < size; ++rank, rest /= 10) {
+        if (rank < losses) continue;
+        EXPECT_EQ(rest % 10, 1) << total;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fleet::comm

@@ -1,0 +1,64 @@
+#pragma once
+
+#define FMT_HEADER_ONLY 1
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace fleet::comm {
+
+/// The end of a rank that is a thread.
+struct Died {};
+
+/// A rank's view of a table, through which the rank dies: at its `last`th question, unless `spares`
+/// has become true. What it sets then is lost, or, as with bytes that were on their way, arrives
+/// when the rank is known to be dead (`arrive_late`).
+class MortalStore : public c10d::PrefixStore {
+ public:
+  MortalStore(c10::intrusive_ptr<c10d::Store> table, int64_t last, const std::atomic<bool>& spares)
+      : PrefixStore("all", std::move(table)), left_(last), spares_(spares) {}
+
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (left_ == 1) late_ = [this, key, value] { PrefixStore::set(key, value); };
+    tick();
+    PrefixStore::set(key, value);
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    tick();
+    return PrefixStore::compareSet(key, expected, desired);
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    tick();
+    return PrefixStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    tick();
+    return PrefixStore::check(keys);
+  }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    tick();
+    PrefixStore::wait(keys, timeout);
+  }
+
+  void arrive_late() {
+    if (late_) late_();
+  }
+
+ private:
+  void tick() {
+    if (--left_ == 0 && !spares_) throw Died{};
+  }
+
+  int64_t left_;
+  const std::atomic<bool>& spares_;
+  std::function<void()> late_;
+};
+
+}  // namespace fleet::comm

@@ -1,0 +1,267 @@
+// Elastic jobs: ranks are killed and stopped while the others go on, and come back.
+
+#include <signal.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "fleet/core/format.h"
+
+#include "tests/data/temporary_folder.h"
+#include "tests/ranks/ranks.h"
+#include "tests/ranks/story.h"
+#include "tests/support/says.h"
+
+namespace fleet::launch {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+/// A job of the elastic program.
+class Training : public Launched {
+ public:
+  Training(int ranks, const Words& arguments, const Words& flags = {"--max_restarts=3"},
+           const Words& variables = {"FLEET_TIMEOUT_S=20"})
+      : Launched(words(ranks, arguments, flags), with(variables)), ranks_(ranks) {}
+
+  Story story(int rank) const { return Story::in(log(rank)); }
+  int ranks() const { return ranks_; }
+
+  /// Until `rank` has made so many averages in all, or in its last process.
+  bool has_averaged(int rank, size_t times) const {
+    return eventually([&] { return story(rank).updates.size() >= times; }, 60s);
+  }
+  bool trains_again(int rank, size_t pids) const {
+    return eventually([&] { return story(rank).pids.size() >= pids && story(rank).is_training(); },
+                      60s);
+  }
+  /// Until all average together; one that was given up and wakes up does not.
+  bool all_train() const {
+    return eventually(
+        [&] {
+          for (int rank = 0; rank < ranks_; ++rank) {
+            const auto told = story(rank);
+            if (!told.is_training() || !told.next_update_after(steady_seconds() - 1)) return false;
+          }
+          return true;
+        },
+        60s);
+  }
+  void send_to(int rank, int signal) const { ::kill(story(rank).pids.back(), signal); }
+
+  /// How long after `since` the rank had its next average.
+  double pause_of(int rank, double since) const {
+    return story(rank).next_update_after(since).value_or(1e9) - since;
+  }
+
+ private:
+  static Words words(int ranks, const Words& arguments, const Words& flags) {
+    Words words = {format("--nproc_per_node={}", ranks), "--elastic"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    words.push_back(beside("test_elastic_program"));
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return words;
+  }
+
+  int ranks_;
+};
+
+constexpr double kLearned = 0.05;  // an undisturbed run of 4 epochs gets below it; it begins at 0.7
+
+void expect_same_and_learned(const Training& training) {
+  const auto first = training.story(0);
+  EXPECT_GE(first.loss, 0) << training.output();
+  EXPECT_LT(first.loss, kLearned);
+  for (int rank = 1; rank < training.ranks(); ++rank) {
+    EXPECT_EQ(training.story(rank).digest, first.digest) << "rank " << rank;
+  }
+}
+
+std::string both_logs(const Training& training) {
+  return training.output() + "\n--- rank 1:\n" + training.log(1);
+}
+
+TEST(ElasticTest, UndisturbedJobSaysNothingOfIt) {
+  Training training(2, {"--step_ms=1"});
+  ASSERT_EQ(training.wait(60s), 0) << training.output();
+  expect_same_and_learned(training);
+  EXPECT_EQ(training.log(0).find("[elastic]"), std::string::npos);
+  EXPECT_EQ(noise(training.log(0)) + noise(training.log(1)), "");
+}
+
+class KilledElasticTest : public testing::TestWithParam<int> {};
+
+TEST_P(KilledElasticTest, IsNotWaitedForAndComesBack) {
+  const int victim = GetParam(), other = 1 - victim;
+  const TemporaryFolder folder;
+  const auto end = folder.path() / "end";
+  Training training(2, {"--epochs=1000", "--until=" + end.string()});
+  ASSERT_TRUE(training.has_averaged(victim, 3)) << training.output();
+  const double killed = steady_seconds();
+  training.send_to(victim, SIGKILL);
+  ASSERT_TRUE(training.trains_again(victim, 2)) << both_logs(training);
+  std::ofstream(end) << "now";
+  ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  EXPECT_LT(training.pause_of(other, killed), 2.0) << training.log(other);
+  expect_same_and_learned(training);
+  EXPECT_EQ(training.story(other).pids.size(), 1u) << "no process was lost but the one";
+  EXPECT_TRUE(says(training.log(other),
+                   format("[elastic] warning: rank {} is gone: rank {} goes on", victim, other)));
+  EXPECT_TRUE(says(training.log(0) + training.log(1),
+                   format("[elastic] rank {} is back: ranks 0 1 train", victim)));
+  EXPECT_TRUE(says(training.log(victim),
+                   format("[elastic] rank {}: goes on with the others after update ", victim)));
+  EXPECT_TRUE(says(training.output(), format("warning: rank {} (pid ", victim),
+                   "was ended by signal 9", "the others go on; it is started again in 1 s, 1 of 3",
+                   format("[fleetrun] rank {} is started again (pid ", victim)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, KilledElasticTest, testing::Values(0, 1));
+
+TEST(ElasticTest, RankThatIsGoneForGoodIsNotNeeded) {
+  Training training(3, {"--epochs=4"}, {"--max_restarts=0"});
+  ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
+  training.send_to(1, SIGKILL);
+  ASSERT_EQ(training.wait(60s), 0) << training.output();
+  EXPECT_EQ(training.story(0).digest, training.story(2).digest);
+  EXPECT_LT(training.story(0).loss, kLearned);
+  EXPECT_TRUE(says(training.output(), "the others go on without it",
+                   "[elastic] warning: rank 1 is gone: ranks 0 2 go on"));
+}
+
+TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
+  const TemporaryFolder folder;
+  const auto end = folder.path() / "end";
+  Training training(2, {"--epochs=1000", "--until=" + end.string()}, {"--max_restarts=3"},
+                    {"FLEET_TIMEOUT_S=2"});
+  ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
+  const double stopped = steady_seconds();
+  training.send_to(1, SIGSTOP);
+  EXPECT_TRUE(eventually([&] { return training.pause_of(0, stopped + 0.2) < 1e8; }, 30s));
+  training.send_to(1, SIGCONT);
+  ASSERT_TRUE(training.trains_again(1, 2)) << both_logs(training);
+  std::ofstream(end) << "now";
+  ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  EXPECT_GT(training.pause_of(0, stopped + 0.2), 1.5) << "a slow rank has its time";
+  EXPECT_LT(training.pause_of(0, stopped + 0.2), 8.0);
+  expect_same_and_learned(training);
+  EXPECT_TRUE(says(training.log(1),
+                   "error: [elastic] rank 1 was silent for more than 2 s, and the "
+                   "others have gone on without it"));
+}
+
+TEST(ElasticTest, FewerThanMinRanksStartAgainFromTheLastSnapshot) {
+  const TemporaryFolder folder;
+  Training training(
+      2,
+      {"--epochs=3", "--snapshot_dir=" + (folder.path() / "snapshots").string(), "--save_every=16"},
+      {"--max_restarts=3", "--min_ranks=2"});
+  ASSERT_TRUE(training.has_averaged(1, 8)) << training.output();
+  training.send_to(1, SIGKILL);
+  ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
+  expect_same_and_learned(training);
+  EXPECT_TRUE(says(training.log(0), "error: [elastic] 1 of 2 ranks are left, and --min_ranks is 2",
+                   "[snapshot] goes on after update "));
+  EXPECT_TRUE(says(training.output(), "restart 1 of 3"));
+}
+
+TEST(ElasticTest, LossBeforeLocalSgdBeginsStartsAllAgain) {
+  Training training(2, {"--epochs=3", "--localsgd_configs.begin_step=60"});
+  ASSERT_TRUE(eventually([&] { return training.story(1).pids.size() == 1; }, 30s));
+  ASSERT_TRUE(eventually(
+      [&] { return training.log(0).find("DistributedStrategy") != std::string::npos; }, 30s));
+  std::this_thread::sleep_for(300ms);
+  training.send_to(1, SIGKILL);
+  ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
+  expect_same_and_learned(training);
+  EXPECT_TRUE(says(training.log(0), "error: [elastic] 1 of 2 ranks were lost "));
+}
+
+TEST(ElasticTest, SnapshotOfThoseWhoWereLeftIsTakenUpByAll) {
+  const TemporaryFolder folder;
+  const auto dir = "--snapshot_dir=" + (folder.path() / "snapshots").string();
+  {
+    Training training(2, {"--epochs=2", dir}, {"--max_restarts=0"});
+    ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
+    training.send_to(0, SIGKILL);
+    ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  }
+  Training training(2, {"--epochs=3", dir});
+  ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  expect_same_and_learned(training);
+  EXPECT_TRUE(says(training.log(0), "[snapshot] was written by 1 ranks and is taken up by 2"));
+}
+
+TEST(ElasticTest, WithoutLocalSgdItIsRefused) {
+  Training training(2, {"--localsgd=false"}, {});
+  EXPECT_EQ(training.wait(30s), 1) << training.output();
+  EXPECT_TRUE(
+      says(error_in(training.log(0)), "fleetrun --elastic needs localsgd or adaptive_localsgd"));
+}
+
+TEST(ElasticTest, DelayedAveragesAreRefused) {
+  Training training(2, {"--localsgd_configs.delayed"}, {});
+  EXPECT_EQ(training.wait(30s), 1) << training.output();
+  EXPECT_TRUE(says(error_in(training.log(0)), "localsgd_configs.delayed leaves no moment"));
+}
+
+int64_t number_from(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoll(text) : otherwise;
+}
+
+// Ranks are killed and stopped at random, for FLEET_SOAK_S seconds; FLEET_SOAK_SEED repeats a run.
+class ElasticSoakTest : public testing::TestWithParam<int> {};
+
+TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
+  const int ranks = GetParam();
+  const auto seed = static_cast<unsigned>(number_from("FLEET_SOAK_SEED", std::random_device()()));
+  const std::chrono::seconds length(number_from("FLEET_SOAK_S", 20));
+  SCOPED_TRACE(format("FLEET_SOAK_SEED={}", seed));
+  std::mt19937 random(seed);
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution(low, high)(random);
+  };
+  const TemporaryFolder folder;
+  const auto end = folder.path() / "end";
+  Training training(ranks, {"--epochs=100000", "--until=" + end.string()}, {"--max_restarts=1000"},
+                    {"FLEET_TIMEOUT_S=2", "OMP_NUM_THREADS=1"});
+  ASSERT_TRUE(training.has_averaged(0, 2)) << training.output();
+  const auto deadline = Clock::now() + length;
+  int kills = 0, stops = 0;
+  while (Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(draw(50, 1500)));
+    std::vector<int> there;
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (training.story(rank).is_training()) there.push_back(rank);
+    }
+    if (there.size() < 2) continue;  // somebody has to know the state
+    const int victim = there[static_cast<size_t>(draw(0, static_cast<int>(there.size()) - 1))];
+    if (draw(0, 2) > 0) {
+      training.send_to(victim, SIGKILL);
+      ++kills;
+    } else {
+      training.send_to(victim, SIGSTOP);
+      std::this_thread::sleep_for(std::chrono::milliseconds(draw(0, 1) == 0 ? 300 : 6000));
+      training.send_to(victim, SIGCONT);
+      ++stops;
+    }
+  }
+  EXPECT_TRUE(training.all_train()) << both_logs(training);
+  std::ofstream(end) << "now";
+  ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
+  EXPECT_GT(kills + stops, 1);
+  expect_same_and_learned(training);
+  RecordProperty("kills", kills);
+  RecordProperty("stops", stops);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ElasticSoakTest, testing::Values(2, 4));
+
+}  // namespace
+}  // namespace fleet::launch

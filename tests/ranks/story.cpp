@@ -1,0 +1,50 @@
+#include "tests/ranks/story.h"
+
+#include <chrono>
+#include <sstream>
+
+#include "tests/support/launched.h"
+
+namespace fleet::launch {
+
+Story Story::in(const std::string& log) {
+  Story story;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string word, skipped;
+    words >> word;
+    if (word == "pid") {
+      pid_t pid = 0;
+      words >> pid;
+      story.pids.push_back(pid);
+      story.updates_before = story.updates.size();
+    } else if (word == "update") {
+      Update update;
+      if (words >> update.number >> skipped >> skipped >> update.epoch >> skipped >> update.at) {
+        story.updates.push_back(update);
+      }
+    } else if (word == "digest") {
+      words >> story.digest;
+    } else if (word == "loss") {
+      words >> story.loss;
+    }
+  }
+  return story;
+}
+
+bool Story::is_training() const { return updates.size() > updates_before && !is_gone(pids.back()); }
+
+std::optional<double> Story::next_update_after(double time) const {
+  for (const auto& update : updates) {
+    if (update.at > time) return update.at;
+  }
+  return std::nullopt;
+}
+
+double steady_seconds() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace fleet::launch
