@@ -1,4 +1,3 @@
-#define FMT_HEADER_ONLY 1
 #include "fleet/comm/elastic_group.h"
 
 #include <algorithm>
@@ -10,10 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include "fleet/comm/backend.h"
+#include "fleet/comm/elastic_engine.h"
 #include "fleet/comm/membership.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -27,9 +23,8 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kSlice{20};        // of a wait, between two looks at who is gone
-constexpr milliseconds kWatch{100};       // between two looks while there is nothing to do
-constexpr milliseconds kConnect{10'000};  // all have just met: longer means that one is gone
+constexpr milliseconds kSlice{20};   // of a wait, between two looks at who is gone
+constexpr milliseconds kWatch{100};  // between two looks while there is nothing to do
 constexpr milliseconds kFarewell{500};
 
 std::string names(const std::vector<int>& ranks) {
@@ -69,7 +64,7 @@ struct ElasticGroup::Shared {
   ElasticOptions elastic;
   Standing standing;
   Invitation invitation;
-  c10::intrusive_ptr<c10d::Backend> engine;  // null: alone
+  ElasticEngine engine;
   ElasticCall* current = nullptr;
   std::vector<torch::Tensor> kept;  // what went into the current call, or what came out of the last
 
@@ -88,10 +83,11 @@ struct ElasticGroup::Shared {
       : table(store.prefixed("elastic")),
         liveness(store, rank, options.timeout),
         membership(store, liveness),
-        options(std::move(options)),
+        options(options),
         rank(rank),
         size(size),
-        elastic(std::move(elastic)) {}
+        elastic(std::move(elastic)),
+        engine(std::move(options)) {}
 
   std::future<void> push(Job job) {
     auto future = job.done.get_future();
@@ -161,7 +157,7 @@ void ElasticGroup::Shared::run() {
         }
       } catch (...) {
         failed = std::current_exception();
-        engine.reset();
+        engine.drop();
         current = nullptr;
       }
     }
@@ -172,7 +168,7 @@ void ElasticGroup::Shared::run() {
     failure = failed;
   }
   lock.unlock();
-  engine.reset();
+  engine.drop();
   lock.lock();
   ended = true;
   wake.notify_all();
@@ -231,15 +227,13 @@ bool ElasticGroup::Shared::exchange(ElasticCall& call) {
   }
   kept.clear();
   for (const auto& tensor : call.tensors) kept.push_back(tensor.detach().clone());
-  if (engine) {
-    try {
-      accident(ElasticOptions::Moment::kExchange);
-      exchange_tensors(call);
-      accident(ElasticOptions::Moment::kEnd);
-    } catch (const std::exception&) {  // a connection broke, or the time is up
-      copy(kept, call.tensors);
-      return false;
-    }
+  try {
+    accident(ElasticOptions::Moment::kExchange);
+    exchange_tensors(call);
+    accident(ElasticOptions::Moment::kEnd);
+  } catch (const std::exception&) {  // a connection broke, or the time is up
+    copy(kept, call.tensors);
+    return false;
   }
   if (call.kind == ElasticCall::Kind::kReduce && call.op == ReduceOp::kAvg) {
     const torch::NoGradGuard no_grad;
@@ -253,21 +247,13 @@ bool ElasticGroup::Shared::exchange(ElasticCall& call) {
 
 void ElasticGroup::Shared::exchange_tensors(const ElasticCall& call) {
   const auto& generation = membership.current();
-  if (call.kind == ElasticCall::Kind::kMeet) return;
+  const bool is_admission = call.kind == ElasticCall::Kind::kAdmit;
+  const auto root = generation.index_of(call.root);
   for (const auto& tensor : call.tensors) {
-    std::vector<torch::Tensor> tensors{tensor};
     if (call.kind == ElasticCall::Kind::kBroadcast) {
-      const auto root = generation.index_of(call.root);
-      c10d::BroadcastOptions about;
-      about.rootRank = root ? *root : *generation.index_of(*generation.first_old());
-      about.timeout = options.timeout;
-      engine->broadcast(tensors, about)->wait();
+      engine.broadcast(tensor, root ? *root : *generation.index_of(*generation.first_old()));
     } else {
-      const bool is_max = call.op == ReduceOp::kMax || call.kind == ElasticCall::Kind::kAdmit;
-      c10d::AllreduceOptions about;
-      about.reduceOp = is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-      about.timeout = options.timeout;
-      engine->allreduce(tensors, about)->wait();
+      engine.reduce(tensor, is_admission ? ReduceOp::kMax : call.op);
     }
   }
 }
@@ -345,7 +331,7 @@ void ElasticGroup::Shared::regroup_or_throw(milliseconds waited) {
 bool ElasticGroup::Shared::regroup() {
   const auto before = membership.current().ranks();
   while (true) {
-    engine.reset();  // breaks the connections, so that all others notice
+    engine.drop();  // breaks the connections, so that all others notice
     accident(ElasticOptions::Moment::kRegroup);
     const auto next = membership.next(standing, invitation);
     if (!next) return false;
@@ -371,17 +357,8 @@ void ElasticGroup::Shared::check(const Generation& generation) const {
 }
 
 bool ElasticGroup::Shared::connect(const Generation& generation) {
-  const auto count = static_cast<int>(generation.members.size());
-  if (count == 1) return true;
-  auto quick = options;
-  quick.timeout = std::min(options.timeout, kConnect);
-  try {
-    engine = make_backend(table.prefixed(format("engine/{}", generation.number)),
-                          *generation.index_of(rank), count, quick);
-  } catch (const Error&) {  // somebody is gone meanwhile
-    return false;
-  }
-  return true;
+  return engine.connect(table.prefixed(format("engine/{}", generation.number)),
+                        *generation.index_of(rank), static_cast<int>(generation.members.size()));
 }
 
 // Whoever was in a call that another one had finished gets what came out of it.
@@ -404,19 +381,10 @@ bool ElasticGroup::Shared::share_result(const Generation& generation) {
     for (int i = 0; i < static_cast<int>(members.size()); ++i) {
       const auto& member = members[static_cast<size_t>(i)];
       if (member.standing.finished == most || knows_nothing(member.standing)) continue;
-      for (size_t t = 0; holder->seat.rank == rank && t < kept.size(); ++t) {
-        std::vector<torch::Tensor> tensors{kept[t]};
-        engine->send(tensors, i, static_cast<int>(t))->wait(options.timeout);
-      }
+      if (holder->seat.rank == rank) engine.send(kept, i);
       if (member.seat.rank != rank) continue;
-      std::vector<torch::Tensor> received;  // all of it or nothing
-      for (size_t t = 0; t < current->tensors.size(); ++t) {
-        std::vector<torch::Tensor> tensors{torch::empty_like(current->tensors[t])};
-        engine->recv(tensors, holder_index, static_cast<int>(t))->wait(options.timeout);
-        received.push_back(tensors[0]);
-      }
-      copy(received, current->tensors);
-      kept = std::move(received);
+      kept = engine.receive_like(current->tensors, holder_index);  // all of it or nothing
+      copy(kept, current->tensors);
       finish(most, holder->standing.finished_in);
     }
   } catch (const std::exception&) {  // a connection broke, or the time is up
