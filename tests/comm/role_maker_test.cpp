@@ -117,6 +117,22 @@ TEST(RoleMakerTest, ReportsEverythingThatIsWrongAtOnce) {
   EXPECT_NE(text.find("MASTER_PORT is 0"), std::string::npos) << text;
 }
 
+TEST(RoleMakerTest, ElasticNeedsALauncherThatHostsTheStore) {
+  Variables variables = {{"RANK", "0"},
+                         {"WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "10.0.0.1"},
+                         {"MASTER_PORT", "29500"},
+                         {"FLEET_ELASTIC", "1"},
+                         {"FLEET_MIN_RANKS", "2"}};
+  const auto text = refusal(variables);
+  EXPECT_NE(text.find("FLEET_ELASTIC=1 without fleetrun: rank 0 would host the store"),
+            std::string::npos)
+      << text;
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_TRUE(made_from(variables).is_elastic);
+  EXPECT_EQ(made_from(variables).min_ranks, 2);
+}
+
 TEST(RoleMakerTest, UnfoldsTheFirstSlurmHost) {
   EXPECT_EQ(first_slurm_host("node[03-05,9],x"), "node03");
   EXPECT_EQ(first_slurm_host("a,b"), "a");

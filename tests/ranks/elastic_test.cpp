@@ -40,13 +40,14 @@ class Training : public Launched {
     return eventually([&] { return story(rank).pids.size() >= pids && story(rank).is_training(); },
                       60s);
   }
-  /// Until all average together; one that was given up and wakes up does not.
+  /// Until all average; one that was killed just now, or was given up and wakes up, does not.
   bool all_train() const {
+    const double soon = steady_seconds() + 0.5;
     return eventually(
         [&] {
           for (int rank = 0; rank < ranks_; ++rank) {
             const auto told = story(rank);
-            if (!told.is_training() || !told.next_update_after(steady_seconds() - 1)) return false;
+            if (!told.is_training() || !told.next_update_after(soon)) return false;
           }
           return true;
         },
