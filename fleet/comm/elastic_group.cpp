@@ -1,15 +1,13 @@
 #include "fleet/comm/elastic_group.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "fleet/comm/elastic_engine.h"
+#include "fleet/comm/hanging_thread.h"
 #include "fleet/comm/membership.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -25,7 +23,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kSlice{20};   // of a wait, between two looks at who is gone
 constexpr milliseconds kWatch{100};  // between two looks while there is nothing to do
-constexpr milliseconds kFarewell{500};
 
 std::string names(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
@@ -53,7 +50,7 @@ struct ElasticGroup::Job {
   std::promise<void> done;
 };
 
-struct ElasticGroup::Shared {
+struct ElasticGroup::Shared : Ending {
   // The thread's only.
   Store table;
   Liveness liveness;
@@ -68,14 +65,11 @@ struct ElasticGroup::Shared {
   ElasticCall* current = nullptr;
   std::vector<torch::Tensor> kept;  // what went into the current call, or what came out of the last
 
-  mutable std::mutex mutex;  // guards what follows
-  std::condition_variable wake;
+  // Guarded by `mutex`.
   std::deque<Job> queue;
   std::exception_ptr failure;  // after which no call is possible
   std::vector<int> present;
   bool joining = false;
-  bool stop = false;
-  bool ended = false;
   std::thread thread;
 
   Shared(const Store& store, int rank, int size, CommunicatorOptions options,
@@ -473,18 +467,6 @@ void ElasticGroup::leave() {
       .get();
 }
 
-void ElasticGroup::rest() {
-  if (!shared_->thread.joinable()) return;
-  std::unique_lock lock(shared_->mutex);
-  shared_->stop = true;
-  shared_->wake.notify_all();
-  const bool ended = shared_->wake.wait_for(lock, kFarewell, [&] { return shared_->ended; });
-  lock.unlock();
-  if (ended) {
-    shared_->thread.join();
-  } else {
-    shared_->thread.detach();  // it waits for ranks that may never come
-  }
-}
+void ElasticGroup::rest() { end_or_let_go(shared_->thread, *shared_); }
 
 }  // namespace fleet::comm

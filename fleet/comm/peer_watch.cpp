@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
-#include <mutex>
 #include <sstream>
 #include <thread>
 
+#include "fleet/comm/hanging_thread.h"
 #include "fleet/comm/local_process.h"
 #include "fleet/core/format.h"
 
@@ -21,7 +20,6 @@ constexpr auto kPulse = 500ms;
 constexpr auto kSilence = 1800ms;  // no pulse for so long: not running
 constexpr auto kLookEvery = 20ms;
 constexpr auto kAnswer = 2000ms;  // of the store; longer: it cannot be reached
-constexpr auto kFarewell = 500ms;
 
 std::string host_name() {
   std::array<char, 256> buffer{};
@@ -49,17 +47,14 @@ struct PeerWatch::Pulse {
   }
 };
 
-struct PeerWatch::Shared {
+struct PeerWatch::Shared : Ending {
   using Pulses = std::vector<std::optional<Pulse>>;  // by rank
 
   Store store;  // the thread's only, once it runs
   int rank;
   int size;
 
-  std::mutex mutex;  // guards what follows
-  std::condition_variable wake;
-  bool stop = false;
-  bool ended = false;
+  // Guarded by `mutex`.
   Pulse own;
   uint64_t asked = 0;
   uint64_t answered = 0;
@@ -119,19 +114,7 @@ PeerWatch::PeerWatch(Store store, int rank, int size, const std::string& address
 
 PeerWatch::~PeerWatch() { rest(); }
 
-void PeerWatch::rest() {
-  if (!shared_->thread.joinable()) return;
-  std::unique_lock lock(shared_->mutex);
-  shared_->stop = true;
-  shared_->wake.notify_all();
-  const bool ended = shared_->wake.wait_for(lock, kFarewell, [&] { return shared_->ended; });
-  lock.unlock();
-  if (ended) {
-    shared_->thread.join();
-  } else {
-    shared_->thread.detach();  // it hangs in a call to a store that cannot be reached
-  }
-}
+void PeerWatch::rest() { end_or_let_go(shared_->thread, *shared_); }
 
 void PeerWatch::gather() {
   for (int peer = 0; peer < size_; ++peer) {

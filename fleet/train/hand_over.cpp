@@ -99,7 +99,7 @@ void take_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_
 }  // namespace
 
 void hand_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_t& last_step,
-               Role role) {
+               HandOverSide side) {
   const torch::NoGradGuard no_grad;
   const HandedNumbers own{rank_record(optimizer), last_step, data.to_json()};
   const auto tensors = tensors_of(optimizer);
@@ -113,7 +113,7 @@ void hand_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_
                .tensors = told,
                .what = "the state of the training"})
       .get();
-  if (role == Role::kNew) {
+  if (side == HandOverSide::kTakes) {
     for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(told[i]);
     take_over(optimizer, data, last_step, as_text(told.back()));
   }

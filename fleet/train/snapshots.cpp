@@ -39,7 +39,7 @@ void Snapshots::join() {
                 "make fleet::Snapshots with the data");
   }
   optimizer_.comm()->elastic()->join();
-  hand_over(optimizer_, data_, last_step_, Role::kNew);
+  hand_over(optimizer_, data_, last_step_, HandOverSide::kTakes);
   resumed_ = optimizer_.attempts();
   log::info_here("elastic",
                  format("goes on with the others after update {}, at batch {} of epoch {}",
@@ -53,7 +53,7 @@ void Snapshots::let_in() {
   const bool is_moment = group && local && local->is_common_moment() && data_.is_known() &&
                          !data_.is_at_epoch_start() && !optimizer_.is_in_window();
   if (!is_moment || std::ssize(group->present()) == group->size()) return;
-  if (!group->admit().empty()) hand_over(optimizer_, data_, last_step_, Role::kOld);
+  if (!group->admit().empty()) hand_over(optimizer_, data_, last_step_, HandOverSide::kGives);
 }
 
 bool Snapshots::is_due() const {

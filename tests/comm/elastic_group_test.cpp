@@ -171,6 +171,15 @@ INSTANTIATE_TEST_SUITE_P(Ranks, LossTest,
                                             ::testing::Values(Moment::kMeeting, Moment::kExchange,
                                                               Moment::kEnd)));
 
+void expect_four_full_sums(ElasticGroup& group) {
+  for (int call = 1; call <= 4; ++call) {
+    const auto total = own_digit(group);
+    sum(group, total);
+    EXPECT_EQ(total[2].item<int64_t>(), 111) << "call " << call;
+  }
+  part(group);
+}
+
 TEST(ElasticGroupTest, RankWhoseConnectionBrokeGetsTheResultOfThoseWhoFinished) {
   Ranks ranks(3);
   std::atomic<int> exchanges = 0;
@@ -181,17 +190,7 @@ TEST(ElasticGroupTest, RankWhoseConnectionBrokeGetsTheResultOfThoseWhoFinished) 
       ++exchanges;
       if (rank == 1) throw std::runtime_error("reset by peer");
     };
-    ranks.start(
-        rank,
-        [&](ElasticGroup& group) {
-          for (int call = 1; call <= 4; ++call) {
-            const auto total = own_digit(group);
-            sum(group, total);
-            EXPECT_EQ(total[2].item<int64_t>(), 111) << "call " << call;
-          }
-          part(group);
-        },
-        elastic);
+    ranks.start(rank, expect_four_full_sums, elastic);
   }
   EXPECT_EQ(ranks.join(), kNoErrors);
   EXPECT_EQ(exchanges, 3) << "nobody had to repeat the call";
@@ -205,17 +204,7 @@ TEST(ElasticGroupTest, AllRepeatACallThatNobodyFinished) {
     elastic.accident = [&](Moment now, int64_t call) {
       if (call == 2 && now == Moment::kEnd && failures++ < 3) throw std::runtime_error("reset");
     };
-    ranks.start(
-        rank,
-        [&](ElasticGroup& group) {
-          for (int call = 1; call <= 4; ++call) {
-            const auto total = own_digit(group);
-            sum(group, total);
-            EXPECT_EQ(total[0].item<int64_t>(), 111) << "call " << call;
-          }
-          part(group);
-        },
-        elastic);
+    ranks.start(rank, expect_four_full_sums, elastic);
   }
   EXPECT_EQ(ranks.join(), kNoErrors);
   EXPECT_EQ(failures, 6);

@@ -102,7 +102,9 @@ TEST(FleetrunTest, GivesEveryRankItsEnvironment) {
   }
   EXPECT_TRUE(has(job.output(), "RANK=0\n")) << "rank 0 is echoed";
   EXPECT_FALSE(has(job.output(), "\nRANK=1\n")) << "other ranks are not";
-  EXPECT_TRUE(has(job.output(), "-----------  Configuration Arguments -----------\ngpus: None\n"));
+  EXPECT_TRUE(
+      has(job.output(),
+          "-----------  Configuration Arguments -----------\nelastic: false\ngpus: None\n"));
   EXPECT_TRUE(
       has(job.output(), "|                     PADDLE_TRAINERS_NUM                        2"));
 }
