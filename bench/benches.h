@@ -13,6 +13,7 @@ std::vector<Row> bench_images();
 std::vector<Row> bench_local_sgd();
 std::vector<Row> bench_local_sgd_accuracy();
 std::vector<Row> bench_memory();
+std::vector<Row> bench_models();
 std::vector<Row> bench_optim();
 
 }  // namespace fleet::bench

@@ -35,6 +35,8 @@ constexpr std::array kBenchmarks = {
               bench_local_sgd_accuracy},
     Benchmark{"memory", "recompute: what a batch costs in time and memory, planned and by hand", 1,
               bench_memory},
+    Benchmark{"models", "full updates of BERT and ResNet50, beside PyTorch (FLEET_PYTHON names it)",
+              1, bench_models},
     Benchmark{"optim", "one update: each optimizer beside a triad and the engine's own", 1,
               bench_optim},
 };
