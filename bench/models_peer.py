@@ -1,8 +1,11 @@
-"""The peer of fleet-bench models: the same nets in PyTorch, updated by its fused optimizers.
+"""The peer of fleet-bench models: the same nets in PyTorch, tuned by hand: fused optimizers, attention by plain products (on CPUs
+quicker than scaled_dot_product_attention once there is dropout), freed pages kept.
 
-models_peer.py THREADS: writes "ready"; then each line on standard input is answered when it is done. "bert LAYERS BATCH SEQ
-MASKED" and "resnet50 BATCH SIZE" make a net and its data, "step" is one update of it, "forget" drops it.
+models_peer.py THREADS TYPE: writes "ready"; then each line on standard input is answered when it is done. "bert LAYERS BATCH SEQ
+MASKED" and "resnet50 BATCH SIZE" make a net and its data, "step" is one update of it, "peak" is answered by the most memory in
+MiB that it took, "forget" drops it. TYPE is float32 or bfloat16 (autocast).
 """
+import ctypes
 import sys
 
 import torch
@@ -11,7 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 HIDDEN, HEADS, VOCAB = 1024, 16, 30522
+TYPE = getattr(torch, sys.argv[2])
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 torch.set_num_threads(int(sys.argv[1]))
+libc = ctypes.CDLL(None)
+libc.mallopt(M_MMAP_MAX, 0)
+libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
 class Layer(nn.Module):
@@ -23,7 +31,9 @@ class Layer(nn.Module):
 
     def forward(self, x, mask):
         heads = [f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.query, self.key, self.value)]
-        context = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=0.1)
+        query, key, value = heads
+        scores = query @ key.transpose(-2, -1) / (HIDDEN // HEADS) ** 0.5 + mask
+        context = F.dropout(scores.softmax(-1), 0.1) @ value
         x = self.norm1(x + F.dropout(self.dense(context.transpose(1, 2).flatten(2)), 0.1))
         return self.norm2(x + F.dropout(self.down(F.gelu(self.up(x))), 0.1))
 
@@ -68,21 +78,39 @@ def make_resnet50(batch, size):
     return model, optimizer, lambda: F.cross_entropy(model(images), labels)
 
 
+def resident_peak():
+    """In MiB, since the last net was dropped."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM"))
+
+
+def forget():
+    libc.malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")
+
+
 def answer(words, held):
-    """What is held after the command."""
+    """What is held after the command, and what is said."""
     if words[0] == "forget":
-        return None
+        return None, "done"
+    if words[0] == "peak":
+        return held, str(resident_peak())
     if words[0] != "step":
-        return {"bert": make_bert, "resnet50": make_resnet50}[words[0]](*map(int, words[1:]))
+        return {"bert": make_bert, "resnet50": make_resnet50}[words[0]](*map(int, words[1:])), "done"
     _, optimizer, loss = held
     optimizer.zero_grad()
-    loss().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=TYPE is torch.bfloat16):
+        value = loss()
+    value.backward()
     optimizer.step()
-    return held
+    return held, "done"
 
 
 held = None
 print("ready", flush=True)
 for line in sys.stdin:
-    held = answer(line.split(), held)
-    print("done", flush=True)
+    held, reply = answer(line.split(), held)
+    if held is None:
+        forget()
+    print(reply, flush=True)
