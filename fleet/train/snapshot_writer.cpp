@@ -30,15 +30,7 @@ SnapshotWriter::SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions 
       comm_(optimizer.comm()->duplicate("snapshots")) {
   bring_in_average();
   // Now, so that a budget for memory counts it from the start, and with its pages in place.
-  const auto make_room = [](const Tensors& tensors, Tensors& room) {
-    for (const auto& [name, tensor] : tensors) {
-      room.push_back({name, torch::zeros_like(tensor, torch::kCPU)});
-    }
-  };
-  const auto tensors = live();
-  make_room(tensors.model, copy_.model);
-  make_room(tensors.optimizer, copy_.optimizer);
-  make_room(tensors.own, copy_.own);
+  copy_.take(live());
 }
 
 SnapshotWriter::~SnapshotWriter() {
@@ -68,18 +60,6 @@ SnapshotTensors SnapshotWriter::live() const {
   return tensors;
 }
 
-void SnapshotWriter::stage() {
-  const torch::NoGradGuard no_grad;
-  const auto copy = [](const Tensors& from, const Tensors& to) {
-    FLEET_ASSERT(from.size() == to.size(), "a model's tensors stay the same");
-    for (size_t i = 0; i < from.size(); ++i) to[i].tensor.copy_(from[i].tensor);
-  };
-  const auto tensors = live();
-  copy(tensors.model, copy_.model);
-  copy(tensors.optimizer, copy_.optimizer);
-  copy(tensors.own, copy_.own);
-}
-
 void SnapshotWriter::save() {
   wait();
   const auto begin = std::chrono::steady_clock::now();
@@ -88,7 +68,7 @@ void SnapshotWriter::save() {
           .rank = rank_record(optimizer_)};
   if (data_.is_known()) job.data = data_.to_json();
   job.generators = generator_states(optimizer_.arena());
-  stage();
+  copy_.take(live());
   copy_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   written_ = std::async(std::launch::async, [this, job = std::move(job)] { write(job); });
 }
@@ -133,11 +113,11 @@ FileHashes SnapshotWriter::write_files(const std::filesystem::path& folder, cons
   };
   const int rank = comm_->rank();
   if (rank == 0) {
-    write_tensors(kModelFile, copy_.model);
-    write_tensors(kOptimizerFile, copy_.optimizer);
+    write_tensors(kModelFile, copy_.tensors().model);
+    write_tensors(kOptimizerFile, copy_.tensors().optimizer);
     write_text(kTrainingFile, write_json(job.training, TrainingRecord{}));
   }
-  auto own = copy_.own;
+  auto own = copy_.tensors().own;
   own.insert(own.end(), job.generators.begin(), job.generators.end());
   write_tensors(rank_tensors_file(rank), own);
   write_text(rank_file(rank), write_json(job.rank, RankRecord{}));
