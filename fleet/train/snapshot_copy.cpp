@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "fleet/core/error.h"
-#include "fleet/ops/parallel_shares.h"
+#include "fleet/core/parallel_shares.h"
 
 namespace fleet {
 namespace {
@@ -77,8 +77,8 @@ void SnapshotCopy::collect(const Tensors& live, const Tensors& copy) {
 }
 
 void SnapshotCopy::copy_storages() {
-  const int64_t shares = ops::share_count();
-  ops::parallel_shares(shares, [&](int64_t share) {
+  const int64_t shares = share_count();
+  parallel_shares(shares, [&](int64_t share) {
     for (const auto& [storage, room] : rooms_) {
       if (room.from == nullptr) continue;
       const int64_t bytes = room.bytes.numel();
