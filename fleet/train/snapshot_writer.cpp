@@ -14,12 +14,13 @@
 
 namespace fleet {
 
-/// What the writing thread needs beside the copied tensors.
+/// What the writing thread needs.
 struct SnapshotWriter::Job {
   TrainingRecord training;
   RankRecord rank;
   std::string data;  // empty: none
   Tensors generators;
+  SnapshotTensors tensors;  // the copy, or where they lie
 };
 
 SnapshotWriter::SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions options,
@@ -31,15 +32,7 @@ SnapshotWriter::SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions 
   bring_in_average();
   if (comm_->elastic()) return;
   // Now, so that a budget for memory counts it from the start, and with its pages in place.
-  const auto make_room = [](const Tensors& tensors, Tensors& room) {
-    for (const auto& [name, tensor] : tensors) {
-      room.push_back({name, torch::zeros_like(tensor, torch::kCPU)});
-    }
-  };
-  const auto tensors = live();
-  make_room(tensors.model, copy_.model);
-  make_room(tensors.optimizer, copy_.optimizer);
-  make_room(tensors.own, copy_.own);
+  copy_.take(live());
 }
 
 SnapshotWriter::~SnapshotWriter() {
@@ -69,18 +62,6 @@ SnapshotTensors SnapshotWriter::live() const {
   return tensors;
 }
 
-void SnapshotWriter::stage() {
-  const torch::NoGradGuard no_grad;
-  const auto copy = [](const Tensors& from, const Tensors& to) {
-    FLEET_ASSERT(from.size() == to.size(), "a model's tensors stay the same");
-    for (size_t i = 0; i < from.size(); ++i) to[i].tensor.copy_(from[i].tensor);
-  };
-  const auto tensors = live();
-  copy(tensors.model, copy_.model);
-  copy(tensors.optimizer, copy_.optimizer);
-  copy(tensors.own, copy_.own);
-}
-
 void SnapshotWriter::save() {
   wait();
   const auto begin = std::chrono::steady_clock::now();
@@ -90,7 +71,8 @@ void SnapshotWriter::save() {
   if (data_.is_known()) job.data = data_.to_json();
   job.generators = generator_states(optimizer_.arena());
   if (comm_->elastic()) return write_by_those_present(std::move(job));
-  stage();
+  copy_.take(live());
+  job.tensors = copy_.tensors();
   copy_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   written_ = std::async(std::launch::async, [this, job = std::move(job)] { write(job); });
 }
@@ -98,10 +80,9 @@ void SnapshotWriter::save() {
 void SnapshotWriter::write_by_those_present(Job job) {
   do {
     job.training.world_size = std::ssize(comm_->present());
-    copy_ = live();
+    job.tensors = live();
     write(job);
   } while (!is_complete());
-  copy_ = {};
 }
 
 // A rank that fails tells the others, who would wait for it; all of them throw.
@@ -125,6 +106,7 @@ void SnapshotWriter::together(const char* what, Work&& work) {
 
 void SnapshotWriter::check_same_step(int64_t step) {
   const auto all = comm_->all_gather(torch::full({1}, step, torch::kLong), "a snapshot's step");
+  if (!is_complete()) return;
   const auto steps = all.index_select(0, torch::tensor(writers_, torch::kLong));
   const auto most = steps.max().item<int64_t>(), least = steps.min().item<int64_t>();
   if (most == least) return;
@@ -146,11 +128,11 @@ FileHashes SnapshotWriter::write_files(const std::filesystem::path& folder, cons
   };
   const int rank = comm_->index();
   if (rank == 0) {
-    write_tensors(kModelFile, copy_.model);
-    write_tensors(kOptimizerFile, copy_.optimizer);
+    write_tensors(kModelFile, job.tensors.model);
+    write_tensors(kOptimizerFile, job.tensors.optimizer);
     write_text(kTrainingFile, write_json(job.training, TrainingRecord{}));
   }
-  auto own = copy_.own;
+  auto own = job.tensors.own;
   own.insert(own.end(), job.generators.begin(), job.generators.end());
   write_tensors(rank_tensors_file(rank), own);
   write_text(rank_file(rank), write_json(job.rank, RankRecord{}));

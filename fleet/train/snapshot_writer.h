@@ -10,6 +10,7 @@
 #include "fleet/comm/communicator.h"
 #include "fleet/train/data_position.h"
 #include "fleet/train/distributed_optimizer.h"
+#include "fleet/train/snapshot_copy.h"
 #include "fleet/train/snapshot_options.h"
 #include "fleet/train/snapshot_records.h"
 #include "fleet/train/snapshot_tensors.h"
@@ -44,7 +45,6 @@ class SnapshotWriter {
 
   void bring_in_average();
   SnapshotTensors live() const;
-  void stage();
   void write(const Job& job);
   void write_by_those_present(Job job);
   bool is_complete() const { return comm_->present() == writers_; }
@@ -58,7 +58,7 @@ class SnapshotWriter {
   SnapshotOptions options_;
   DataPosition data_;
   std::shared_ptr<comm::Communicator> comm_;  // the writing threads' own
-  SnapshotTensors copy_;
+  SnapshotCopy copy_;
   std::future<void> written_;
   double copy_seconds_ = 0;
   std::vector<int> writers_;  // of the snapshot that is being written

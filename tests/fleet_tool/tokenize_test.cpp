@@ -66,11 +66,11 @@ TEST_F(TokenizeTest, GoesFromTextToBatches) {
     text += format("The {} cat sat on the mat. Was it happy?\nIt was, {} times over.\n\n", i, i);
   folder_.write("a.txt", text);
   const std::vector<std::string> command = {
-      "tokenize", path("a.txt"),        "--train_vocab", "80", "--vocab", path("vocab.txt"),
+      "tokenize", path("a.txt"),        "--train_vocab", "80", "--vocab", path("new/vocab.txt"),
       "--output", path("data/part.gz"), "--max_seq_len", "32"};
   EXPECT_TRUE(says(output_of(command), "vocab.txt: 80 tokens", "part.gz: ", " 0 of them unknown"));
   EXPECT_TRUE(says(error_of([&] { output_of(command); }), "is there already"));
-  const auto vocabulary = Vocabulary::load(path("vocab.txt"));
+  const auto vocabulary = Vocabulary::load(path("new/vocab.txt"));
   const auto samples = TextSamples::load(path("data"), vocabulary, 32);
   EXPECT_EQ(samples.too_long(), 0);
   std::vector<int64_t> words;
@@ -81,7 +81,7 @@ TEST_F(TokenizeTest, GoesFromTextToBatches) {
   }
   EXPECT_EQ(words, WordPiece(vocabulary).encode(text));
   auto data = load_digital_dataset_from_file({.data_dir = path("data"),
-                                              .vocab_path = path("vocab.txt"),
+                                              .vocab_path = path("new/vocab.txt"),
                                               .max_seq_len = 32,
                                               .batch_size = 5});
   EXPECT_EQ(data.next().size(), 5);

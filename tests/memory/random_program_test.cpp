@@ -209,8 +209,8 @@ TEST_P(RandomPrograms, EqualPlain) {
             << " of them stopped early\n";
   if (!only) {
     EXPECT_GT(accepted, refused / 2);
-    EXPECT_LT(unseen_writes, programs / kShares / 10);
-    EXPECT_LT(leaky, programs / kShares / 50);
+    EXPECT_LE(unseen_writes, programs / kShares / 10);
+    EXPECT_LE(leaky, programs / kShares / 50);
     EXPECT_GT(after.rebuilds - before.rebuilds, runs);
     EXPECT_GT(offload().file->statistics().bytes_read - read_before, 64 * accepted);
   }

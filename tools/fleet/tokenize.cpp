@@ -51,6 +51,13 @@ const FieldList& fields_of(const TokenizeOptions*) {
   return list;
 }
 
+// A failure shows when the file is written.
+void make_folder_of(const std::string& file) {
+  std::error_code shown_later;
+  if (const auto folder = std::filesystem::path(file).parent_path(); !folder.empty())
+    std::filesystem::create_directories(folder, shown_later);
+}
+
 void train_vocabulary(const TokenizeOptions& options, const std::vector<std::string>& files) {
   if (std::filesystem::exists(options.vocab)) {
     throw Error("tokenize",
@@ -64,6 +71,7 @@ void train_vocabulary(const TokenizeOptions& options, const std::vector<std::str
     for (std::string_view line; lines.next(line);) trainer.add(line);
   }
   const auto vocabulary = trainer.train();
+  make_folder_of(options.vocab);
   vocabulary.save(options.vocab);
   std::printf("%s\n", format("{}: {} tokens", options.vocab, vocabulary.size()).c_str());
 }
@@ -74,9 +82,7 @@ struct Totals {
 
 Totals write_samples(const TokenizeOptions& options, const std::vector<std::string>& files) {
   const WordPiece tokenizer(Vocabulary::load(options.vocab), {.lower_case = options.lower_case});
-  std::error_code shown_by_the_next_line;
-  if (const auto folder = std::filesystem::path(options.output).parent_path(); !folder.empty())
-    std::filesystem::create_directories(folder, shown_by_the_next_line);
+  make_folder_of(options.output);
   TokenFile out(options.output, tokenizer.vocabulary());
   Totals totals;
   SentencePairs pairs({.max_seq_len = options.max_seq_len, .seed = options.seed},
