@@ -81,7 +81,15 @@ void SnapshotWriter::write_by_those_present(Job job) {
   do {
     job.training.world_size = std::ssize(comm_->present());
     job.tensors = live();
-    write(job);
+    try {
+      write(job);
+    } catch (const Error& error) {
+      if (std::ssize(comm_->present()) == comm_->size()) throw;
+      // One that is lost because it is stopped may still hold the folder.
+      log::warn("snapshot", format("that of update {} is left out, while ranks are lost: {}",
+                                   job.training.step, error.what()));
+      return;
+    }
   } while (!is_complete());
 }
 

@@ -230,8 +230,10 @@ TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
   };
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
-  Training training(ranks, {"--epochs=100000", "--until=" + end.string()}, {"--max_restarts=1000"},
-                    {"FLEET_TIMEOUT_S=2", "OMP_NUM_THREADS=1"});
+  Training training(ranks,
+                    {"--epochs=100000", "--until=" + end.string(), "--save_every=10",
+                     "--snapshot_dir=" + (folder.path() / "snapshots").string()},
+                    {"--max_restarts=1000"}, {"FLEET_TIMEOUT_S=2", "OMP_NUM_THREADS=1"});
   ASSERT_TRUE(training.has_averaged(0, 2)) << training.output();
   const auto deadline = Clock::now() + length;
   int kills = 0, stops = 0;
