@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,7 +37,7 @@ class Launcher {
   /// Why the ranks have to be ended, and how.
   struct Stop {
     std::vector<Failure> failures;  // not empty
-    std::vector<int> signals;       // one after the other, before SIGKILL
+    Farewell farewell;
   };
   /// Until success everywhere (nothing), or a failure anywhere and a moment more for others that
   /// may explain it.
@@ -43,7 +45,21 @@ class Launcher {
   /// The failure that all nodes name.
   Failure agree(NodeLink& link) const;
 
+  /// A pause before a restart when one after the other fails at once; only node 0 makes it, for the
+  /// others wait for it. Returns the signal that ended it early.
+  std::optional<int> back_off();
+  void count_quick_failures(std::chrono::duration<double> attempt_lasted);
+  /// Says whom the others wait for; a failure when it has been too long.
+  std::optional<Failure> wait_for_lost_node(const NodeLink::View& view,
+                                            std::chrono::duration<double> waited);
+  Failure report_stop(NodeLink& link, int signal) const;
+  void say_who_stopped(Crew& crew);
+  /// What becomes of the ranks after `failures`, the user's wish among them.
+  Stop stop_after(std::vector<Failure> failures, const Crew& crew, int asked_by) const;
+
   Failure describe(Crew& crew, size_t local_rank) const;
+  Failure describe_stopped(const Crew& crew, size_t local_rank) const;
+  std::string name_of(const Crew& crew, size_t local_rank) const;
   Failure stopped_by(int signal) const;
   void announce() const;
   std::vector<Environment> environments(int attempt) const;
@@ -55,6 +71,10 @@ class Launcher {
   const std::string log_dir_;  // absolute
   std::vector<WorkerLog> logs_;
   int max_restarts_ = 0;
+  int quick_failures_ = 0;  // attempts in a row that failed at once
+  std::set<size_t> seen_stopped_;
+  std::chrono::steady_clock::time_point next_look_;
+  std::chrono::steady_clock::time_point next_word_;
   Cluster cluster_;
 };
 
