@@ -25,6 +25,7 @@ constexpr auto kHear = 2000ms;  // until then its peers may say what they saw, a
 constexpr auto kVerdictWait = 3s;     // for node 0's choice among several failures
 constexpr auto kFarewellMargin = 5s;  // beyond the grace that every node gives its ranks
 constexpr size_t kTailLines = 20;
+constexpr auto kIsStopped = "is stopped (SIGSTOP or a debugger)";
 constexpr auto kSayEvery = 10s;
 constexpr auto kLookForStopped = 1s;
 constexpr auto kAtOnce = 3s;  // an attempt that fails within it may do so for ever
@@ -221,10 +222,7 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
     }
     const auto view = link.view();
     if (view.done == static_cast<int>(cluster_.nodes.size())) return std::nullopt;
-    if (!failed_at && (failed_here || !view.failures.empty())) {
-      failed_at = Clock::now();
-      for (const size_t rank : crew.stopped()) link.report(describe_stopped(crew, rank));
-    }
+    if (!failed_at && (failed_here || !view.failures.empty())) failed_at = Clock::now();
     if (!failed_at) continue;
     if (causes.empty() && Clock::now() >= *failed_at + kCollect) causes = view.failures;
     const bool heard = crew.none_runs() || Clock::now() >= *failed_at + kHear;
@@ -255,10 +253,8 @@ void Launcher::say_who_stopped(Crew& crew) {
   const std::set<size_t> now(stopped.begin(), stopped.end());
   for (const size_t rank : now)
     if (!seen_stopped_.contains(rank))
-      log::warn(kArea,
-                format("{} is stopped (SIGSTOP or a debugger); its peers wait for it, as long "
-                       "as --peer_timeout_s lets them",
-                       name_of(crew, rank)));
+      log::warn(kArea, format("{} {}; its peers wait for it, as long as --peer_timeout_s lets them",
+                              name_of(crew, rank), kIsStopped));
   for (const size_t rank : seen_stopped_)
     if (!now.contains(rank) && !crew.worker(rank).ending_seen())
       log::info(kArea, format("{} runs again", name_of(crew, rank)));
@@ -285,6 +281,8 @@ Failure Launcher::describe(Crew& crew, size_t local_rank) const {
              ending.stopped_in_order() ? "was asked to stop and left in order" : ending.text(),
              worker.lifetime().count());
   if (ending.signal == SIGKILL) what += "; the kernel does that when memory runs out, see dmesg";
+  for (const size_t rank : crew.stopped())
+    what += format("; {} {}", name_of(crew, rank), kIsStopped);
   if (!ending.mendable() && max_restarts_ > 0)
     what += "; that code means a wrong command line, which a restart does not mend";
   return {.node = cluster_.node_rank,
@@ -296,14 +294,6 @@ Failure Launcher::describe(Crew& crew, size_t local_rank) const {
           .log = log.path(),
           .tail = log.tail(kTailLines),
           .echoed = local_rank == 0};
-}
-
-Failure Launcher::describe_stopped(const Crew& crew, size_t local_rank) const {
-  return {.node = cluster_.node_rank,
-          .what = format("{} is stopped (SIGSTOP or a debugger), and its peers have waited in vain",
-                         name_of(crew, local_rank)),
-          .crashed = true,
-          .log = logs_[local_rank].path()};
 }
 
 std::string Launcher::name_of(const Crew& crew, size_t local_rank) const {

@@ -58,7 +58,6 @@ class Launcher {
   Stop stop_after(std::vector<Failure> failures, const Crew& crew, int asked_by) const;
 
   Failure describe(Crew& crew, size_t local_rank) const;
-  Failure describe_stopped(const Crew& crew, size_t local_rank) const;
   std::string name_of(const Crew& crew, size_t local_rank) const;
   Failure stopped_by(int signal) const;
   void announce() const;
