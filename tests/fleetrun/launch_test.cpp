@@ -180,6 +180,16 @@ TEST(FleetrunTest, EndsAStoppedRank) {
   EXPECT_TRUE(all_gone(pids(job, 2)));
 }
 
+TEST(FleetrunTest, StoppedRankThatNobodyWaitsForIsALostOne) {
+  Launched job({"--nproc_per_node=2", "--peer_timeout_s=0.5", "--max_restarts=1", "sh", "-c",
+                "[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && kill -STOP $$; exit 0"});
+  EXPECT_EQ(job.wait(), 0) << job.output();
+  EXPECT_TRUE(has(job.output(),
+                  ") is stopped (SIGSTOP or a debugger), for more than 0.5 s: restart "
+                  "1 of 1"))
+      << job.output();
+}
+
 TEST(FleetrunTest, ProcessesOfARankEndWithIt) {
   Launched job({"sh", "-c", "sleep 60 & echo $! > $FLEET_LOG_DIR/../pid.child; exit 0"});
   EXPECT_EQ(job.wait(), 0) << job.output();

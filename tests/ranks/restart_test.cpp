@@ -76,7 +76,7 @@ TEST(RestartTest, StoppedRankIsSeenLongBeforeItsPeersGiveUp) {
                kOneThread);
   ASSERT_TRUE(eventually([&] {
     return static_cast<bool>(
-        says(run.output(), "is stopped (SIGSTOP or a debugger); its peers wait for it"));
+        says(run.output(), "is stopped (SIGSTOP or a debugger); its peers wait for it for 600 s"));
   })) << run.output();
   kill(std::stoi(after(run.log(1), "pid")), SIGCONT);
   EXPECT_EQ(run.wait(kPatience), 0) << run.output();

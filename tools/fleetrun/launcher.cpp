@@ -28,7 +28,9 @@ constexpr size_t kTailLines = 20;
 constexpr auto kIsStopped = "is stopped (SIGSTOP or a debugger)";
 constexpr auto kSayEvery = 10s;
 constexpr auto kLookForStopped = 1s;
-constexpr auto kAtOnce = 3s;  // an attempt that fails within it may do so for ever
+constexpr auto kPeersFirst = 5s;       // they know more of what was going on
+constexpr double kUsualLimit_s = 600;  // fleet::init's
+constexpr auto kAtOnce = 3s;           // an attempt that fails within it may do so for ever
 constexpr auto kLongestPause = 30s;
 
 std::string plural(size_t count, const char* noun) {
@@ -196,7 +198,7 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
   std::vector<Failure> causes;  // those of the first moments; later ones are consequences
   bool failed_here = false;
   bool done_here = false;
-  seen_stopped_.clear();
+  stopped_since_.clear();
   while (true) {
     const auto signal = inbox_.next(kLookEvery);
     if (signal && *signal != SIGCHLD) {
@@ -213,7 +215,11 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeLink& link, Crew& crew) {
       link.report(describe(crew, rank));
       failed_here = true;
     }
-    say_who_stopped(crew);
+    look_for_stopped(crew);
+    if (const auto failure = stopped_too_long(crew); failure && !failed_at) {
+      link.report(*failure);
+      failed_here = true;
+    }
     if (!failed_here && !done_here && crew.all_ended()) {
       crew.end({.signals = {SIGTERM}, .grace = std::chrono::duration<double>(options_.grace_s)},
                inbox_);
@@ -245,20 +251,44 @@ Launcher::Stop Launcher::stop_after(std::vector<Failure> failures, const Crew& c
   return {std::move(failures), std::move(farewell)};
 }
 
-void Launcher::say_who_stopped(Crew& crew) {
+void Launcher::look_for_stopped(Crew& crew) {
   if (Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kLookForStopped;
   const auto stopped = crew.stopped();
-  if (!stopped.empty() || !seen_stopped_.empty()) crew.echo().fresh_line();
-  const std::set<size_t> now(stopped.begin(), stopped.end());
-  for (const size_t rank : now)
-    if (!seen_stopped_.contains(rank))
-      log::warn(kArea, format("{} {}; its peers wait for it, as long as --peer_timeout_s lets them",
-                              name_of(crew, rank), kIsStopped));
-  for (const size_t rank : seen_stopped_)
+  if (!stopped.empty() || !stopped_since_.empty()) crew.echo().fresh_line();
+  std::map<size_t, Clock::time_point> now;
+  for (const size_t rank : stopped) {
+    const auto known = stopped_since_.find(rank);
+    now[rank] = known != stopped_since_.end() ? known->second : Clock::now();
+    if (known != stopped_since_.end()) continue;
+    log::warn(kArea, format("{} {}; its peers wait for it for {} s (--peer_timeout_s)",
+                            name_of(crew, rank), kIsStopped, peer_limit_s()));
+  }
+  for (const auto& [rank, since] : stopped_since_)
     if (!now.contains(rank) && !crew.worker(rank).ending_seen())
       log::info(kArea, format("{} runs again", name_of(crew, rank)));
-  seen_stopped_ = now;
+  stopped_since_ = std::move(now);
+}
+
+std::optional<Failure> Launcher::stopped_too_long(const Crew& crew) const {
+  const std::chrono::duration<double> limit(peer_limit_s());
+  for (const auto& [rank, since] : stopped_since_) {
+    const bool is_debugged = process_state(crew.worker(rank).pid()) == 't';  // somebody thinks
+    if (is_debugged || Clock::now() - since < limit + kPeersFirst) continue;
+    return Failure{.node = cluster_.node_rank,
+                   .what = format("{} {}, for more than {} s", name_of(crew, rank), kIsStopped,
+                                  peer_limit_s()),
+                   .crashed = true,
+                   .log = logs_[rank].path()};
+  }
+  return std::nullopt;
+}
+
+double Launcher::peer_limit_s() const {
+  if (options_.peer_timeout_s > 0) return options_.peer_timeout_s;
+  const char* text = std::getenv("FLEET_TIMEOUT_S");
+  const double told = text != nullptr ? std::atof(text) : 0;
+  return told > 0 ? told : kUsualLimit_s;
 }
 
 Failure Launcher::agree(NodeLink& link) const {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -53,7 +53,11 @@ class Launcher {
   std::optional<Failure> wait_for_lost_node(const NodeLink::View& view,
                                             std::chrono::duration<double> waited);
   Failure report_stop(NodeLink& link, int signal) const;
-  void say_who_stopped(Crew& crew);
+  /// Says who is stopped, and who runs again.
+  void look_for_stopped(Crew& crew);
+  /// A rank that nobody may be waiting for any more: the others have ended.
+  std::optional<Failure> stopped_too_long(const Crew& crew) const;
+  double peer_limit_s() const;
   /// What becomes of the ranks after `failures`, the user's wish among them.
   Stop stop_after(std::vector<Failure> failures, const Crew& crew, int asked_by) const;
 
@@ -71,7 +75,7 @@ class Launcher {
   std::vector<WorkerLog> logs_;
   int max_restarts_ = 0;
   int quick_failures_ = 0;  // attempts in a row that failed at once
-  std::set<size_t> seen_stopped_;
+  std::map<size_t, std::chrono::steady_clock::time_point> stopped_since_;  // local ranks
   std::chrono::steady_clock::time_point next_look_;
   std::chrono::steady_clock::time_point next_word_;
   Cluster cluster_;
