@@ -10,7 +10,7 @@
 
 #include "fleet/applications/resnet.h"
 #include "fleet/core/format.h"
-#include "fleet/ops/parallel_shares.h"
+#include "fleet/core/parallel_shares.h"
 #include "fleet/optim/adam.h"
 #include "fleet/optim/gradient_health.h"
 #include "fleet/optim/lamb.h"
@@ -70,8 +70,8 @@ class Triad {
   explicit Triad(int64_t n) : a_(torch::zeros({n})), b_(torch::ones({n})), c_(torch::ones({n})) {}
 
   void run() {
-    const int64_t shares = ops::share_count();
-    ops::parallel_shares(shares, [&](int64_t share) {
+    const int64_t shares = share_count();
+    parallel_shares(shares, [&](int64_t share) {
       const int64_t n = a_.numel();
       float* __restrict__ a = a_.mutable_data_ptr<float>();
       const float* __restrict__ b = b_.const_data_ptr<float>();

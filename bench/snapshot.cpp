@@ -9,7 +9,7 @@
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/ops/parallel_shares.h"
+#include "fleet/core/parallel_shares.h"
 #include "fleet/optim/adam.h"
 #include "fleet/train/snapshots.h"
 
@@ -67,8 +67,8 @@ class PlainCopy {
   }
 
   void run() {
-    const int64_t shares = ops::share_count();
-    ops::parallel_shares(shares, [&](int64_t share) {
+    const int64_t shares = share_count();
+    parallel_shares(shares, [&](int64_t share) {
       for (size_t i = 0; i < from_.size(); ++i) {
         const auto bytes = static_cast<int64_t>(from_[i].nbytes());
         const int64_t begin = bytes * share / shares, end = bytes * (share + 1) / shares;

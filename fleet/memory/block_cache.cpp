@@ -152,7 +152,7 @@ void BlockCache::count_window(size_t bytes) {
   window_allocated_ += static_cast<int64_t>(bytes);
   window_peak_ = std::max(window_peak_, live_bytes_);
   shrink_locked(std::max(window_peak_, previous_window_peak_) - live_bytes_);
-  if (window_allocated_ < 4 * window_peak_) return;
+  if (window_allocated_ < kWindowPeaks * window_peak_) return;
   previous_window_peak_ = window_peak_;
   window_peak_ = live_bytes_;
   window_allocated_ = 0;

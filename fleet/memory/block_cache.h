@@ -79,7 +79,10 @@ class BlockCache {
   std::atomic<int64_t> cached_{0};
   uint64_t clock_ = 0;
 
-  // A window ends when four times its peak has been allocated: a step or two of training.
+  // A window ends when so many times its peak has been allocated. A step of training asks for four
+  // times its peak, one that recomputes nearly everything for fifty: no window is shorter than
+  // that, or the quiet parts of a step would give back what the next one needs.
+  static constexpr int64_t kWindowPeaks = 64;
   int64_t live_bytes_ = 0;
   int64_t window_allocated_ = 0;
   int64_t window_peak_ = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace fleet::memory {
@@ -25,9 +26,12 @@ struct ChainPath {
 /// edge, what the edges before it hold and what it needs itself.
 ///
 /// Exact while nothing leaves and no stage has more than `max_labels` trade-offs between time and
-/// memory; then neighbours are merged. Bytes that leave in one and in two edges are weighed as one,
-/// so that a better path may be missed. What comes out always fits. O(edges x labels).
+/// memory; of more, those are followed that lie nearest to the best mixes of others. A path that
+/// takes more than `seconds_limit` is not looked for. Bytes that leave in one and in two edges are
+/// weighed as one, so that a better path may be missed. What comes out always fits. O(edges x
+/// labels).
 ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t limit,
-                       size_t max_labels = 2000);
+                       size_t max_labels = 2000,
+                       double seconds_limit = std::numeric_limits<double>::infinity());
 
 }  // namespace fleet::memory

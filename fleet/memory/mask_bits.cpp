@@ -1,55 +1,111 @@
 #include "fleet/memory/mask_bits.h"
 
 #include <algorithm>
+#include <atomic>
 
-#include <ATen/Parallel.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "fleet/core/parallel_shares.h"
 
 namespace fleet::memory {
 namespace {
 
-constexpr int64_t kGrain = 4096;  // bytes of bits
+constexpr int64_t kShareBytes = 4096;  // of bits; less is not worth waking a thread
 
 // The one number beside 0 in a mask, as its bit pattern; 0 when there is none.
 template <typename Word>
-uint32_t first_pattern(const Word* words, int64_t n) {
+Word first_pattern(const Word* words, int64_t n) {
   const auto* found = std::find_if(words, words + n, [](Word word) { return word != 0; });
-  return found == words + n ? 0 : *found;
+  return found == words + n ? Word{0} : *found;
+}
+
+// Up to eight words. `strange` gets a bit when a word is neither 0 nor `pattern`.
+template <typename Word>
+uint8_t pack_few(const Word* words, int64_t count, Word pattern, int& strange) {
+  int packed = 0;
+  for (int j = 0; j < count; ++j) {
+    packed |= static_cast<int>(words[j] != 0) << j;
+    strange |= static_cast<int>((words[j] != 0) & (words[j] != pattern));
+  }
+  return static_cast<uint8_t>(packed);
+}
+
+template <typename Word>
+void unpack_few(uint8_t packed, int64_t count, Word pattern, Word* words) {
+  for (int j = 0; j < count; ++j) words[j] = (packed >> j & 1) != 0 ? pattern : Word{0};
+}
+
+#ifdef __SSE2__
+// Eight words at once, since masks are as large as the tensors they are for.
+__m128i load(const void* at) { return _mm_loadu_si128(static_cast<const __m128i*>(at)); }
+void store(void* at, __m128i value) { _mm_storeu_si128(static_cast<__m128i*>(at), value); }
+
+uint8_t pack_eight(const uint32_t* words, uint32_t pattern, int& strange) {
+  const auto zero = _mm_setzero_si128(), one = _mm_set1_epi32(static_cast<int>(pattern));
+  const auto low = load(words), high = load(words + 4);
+  const auto zeros = _mm_packs_epi32(_mm_cmpeq_epi32(low, zero), _mm_cmpeq_epi32(high, zero));
+  const auto ones = _mm_packs_epi32(_mm_cmpeq_epi32(low, one), _mm_cmpeq_epi32(high, one));
+  strange |= ~_mm_movemask_epi8(_mm_or_si128(zeros, ones)) & 0xFFFF;
+  return static_cast<uint8_t>(~_mm_movemask_epi8(_mm_packs_epi16(zeros, zero)));
+}
+uint8_t pack_eight(const uint16_t* words, uint16_t pattern, int& strange) {
+  const auto zero = _mm_setzero_si128(), one = _mm_set1_epi16(static_cast<int16_t>(pattern));
+  const auto zeros = _mm_cmpeq_epi16(load(words), zero);
+  strange |= ~_mm_movemask_epi8(_mm_or_si128(zeros, _mm_cmpeq_epi16(load(words), one))) & 0xFFFF;
+  return static_cast<uint8_t>(~_mm_movemask_epi8(_mm_packs_epi16(zeros, zero)));
+}
+void unpack_eight(uint8_t packed, uint32_t pattern, uint32_t* words) {
+  const auto all = _mm_set1_epi32(packed), one = _mm_set1_epi32(static_cast<int>(pattern));
+  const auto low = _mm_setr_epi32(1, 2, 4, 8), high = _mm_setr_epi32(16, 32, 64, 128);
+  store(words, _mm_and_si128(_mm_cmpeq_epi32(_mm_and_si128(all, low), low), one));
+  store(words + 4, _mm_and_si128(_mm_cmpeq_epi32(_mm_and_si128(all, high), high), one));
+}
+void unpack_eight(uint8_t packed, uint16_t pattern, uint16_t* words) {
+  const auto all = _mm_set1_epi16(packed), one = _mm_set1_epi16(static_cast<int16_t>(pattern));
+  const auto bit = _mm_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128);
+  store(words, _mm_and_si128(_mm_cmpeq_epi16(_mm_and_si128(all, bit), bit), one));
+}
+#else
+template <typename Word>
+uint8_t pack_eight(const Word* words, Word pattern, int& strange) {
+  return pack_few(words, 8, pattern, strange);
+}
+template <typename Word>
+void unpack_eight(uint8_t packed, Word pattern, Word* words) {
+  unpack_few(packed, 8, pattern, words);
+}
+#endif
+
+// Shares of the bytes, on all threads.
+template <typename Work>
+void for_shares(int64_t bytes, Work&& work) {
+  const auto shares = std::clamp<int64_t>(bytes / kShareBytes, 1, share_count());
+  parallel_shares(
+      shares, [&](int64_t share) { work(bytes * share / shares, bytes * (share + 1) / shares); });
 }
 
 // False when a word is neither 0 nor `pattern`.
 template <typename Word>
 bool pack(const Word* words, int64_t n, Word pattern, uint8_t* bits) {
-  std::atomic<bool> clean = true;
-  at::parallel_for(0, (n + 7) / 8, kGrain, [&](int64_t begin, int64_t end) {
-    uint32_t bad = 0;
-    for (int64_t byte = begin; byte < end; ++byte) {
-      const int64_t first = 8 * byte;
-      const int count = static_cast<int>(std::min<int64_t>(8, n - first));
-      uint32_t packed = 0;
-      for (int j = 0; j < count; ++j) {
-        const Word word = words[first + j];
-        packed |= static_cast<uint32_t>(word != 0) << j;
-        bad |= static_cast<uint32_t>((word != 0) & (word != pattern));
-      }
-      bits[byte] = static_cast<uint8_t>(packed);
-    }
-    if (bad) clean = false;
+  std::atomic<int> all_strange = 0;
+  for_shares(n / 8, [&](int64_t begin, int64_t end) {
+    int strange = 0;
+    for (int64_t i = begin; i < end; ++i) bits[i] = pack_eight(words + 8 * i, pattern, strange);
+    all_strange |= strange;
   });
-  return clean;
+  int strange = all_strange;
+  if (n % 8 != 0) bits[n / 8] = pack_few(words + n / 8 * 8, n % 8, pattern, strange);
+  return strange == 0;
 }
 
 template <typename Word>
 void unpack(const uint8_t* bits, int64_t n, Word pattern, Word* words) {
-  at::parallel_for(0, (n + 7) / 8, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t byte = begin; byte < end; ++byte) {
-      const int64_t first = 8 * byte;
-      const int count = static_cast<int>(std::min<int64_t>(8, n - first));
-      const uint32_t packed = bits[byte];
-      for (int j = 0; j < count; ++j) {
-        words[first + j] = static_cast<Word>(-((packed >> j) & 1U)) & pattern;
-      }
-    }
+  for_shares(n / 8, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) unpack_eight(bits[i], pattern, words + 8 * i);
   });
+  if (n % 8 != 0) unpack_few(bits[n / 8], n % 8, pattern, words + n / 8 * 8);
 }
 
 }  // namespace
@@ -70,7 +126,7 @@ std::optional<MaskBits> MaskBits::of(const torch::Tensor& mask) {
   if (mask.element_size() == 4) {
     const auto* words = static_cast<const uint32_t*>(data);
     result.pattern_ = first_pattern(words, n);
-    clean = pack<uint32_t>(words, n, result.pattern_, bits);
+    clean = pack(words, n, result.pattern_, bits);
   } else {
     const auto* words = static_cast<const uint16_t*>(data);
     result.pattern_ = first_pattern(words, n);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "fleet/core/error.h"
 #include "fleet/memory/chain_search.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr double kLevels[] = {0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16};
 constexpr int64_t kSmallest = 32 << 10;  // bytes of values that are worth it
 constexpr int kLongest = 20;             // stages in one segment
+constexpr double kCostly = 0.001;        // share of all replays that is worth a cut of its own
+constexpr int64_t kWide = 3;             // times what the program holds at the next narrow place
 
 using OpSet = std::vector<char>;
 
@@ -77,6 +80,54 @@ void predict(Plan& plan, const PlanSimulation& simulation) {
   plan.stall_seconds = prediction.stall_seconds;
 }
 
+// Where the user's program holds least, about `stages` of them at equal shares of what is saved.
+std::vector<int> narrow_places(const StepProfile& profile, const PlanSimulation& simulation,
+                               int stages) {
+  const auto n = static_cast<int>(profile.ops.size());
+  const auto share = std::max<int64_t>(profile.saved_bytes() / std::max(stages, 1), 1);
+  std::vector<int> places{0};
+  int next = 1;
+  while (next < n) {
+    const auto from = simulation.saved_before(places.back());
+    int best = -1;
+    for (; next < n; ++next) {
+      const auto saved = simulation.saved_before(next) - from;
+      if (saved < share / 2) continue;
+      if (best >= 0 && saved > 2 * share) break;
+      if (best < 0 || simulation.alive_before(next) < simulation.alive_before(best)) best = next;
+    }
+    if (best < 0) break;
+    places.push_back(best);
+    next = best + 1;
+  }
+  return places;
+}
+
+// Behind an op whose result no backward needs, such as a linear layer before a dropout: a segment
+// that ends there does not replay it, while one that ends a little later has to. `narrow` in order.
+std::vector<int> places_after_costly_ops(const StepProfile& profile,
+                                         const PlanSimulation& simulation,
+                                         const std::vector<int>& narrow) {
+  std::vector<char> is_saved(profile.blocks.size(), 0);
+  double all = 0;
+  for (const auto& op : profile.ops) {
+    all += op.replay_seconds;
+    for (const int block : op.saves) is_saved[static_cast<size_t>(block)] = 1;
+  }
+  std::vector<int> places;
+  for (int k = 0; k + 1 < static_cast<int>(profile.ops.size()); ++k) {
+    const auto& op = profile.ops[static_cast<size_t>(k)];
+    const bool is_needed = std::ranges::any_of(
+        op.makes, [&](int block) { return is_saved[static_cast<size_t>(block)] != 0; });
+    if (is_needed || op.makes.empty() || op.replay_seconds < kCostly * all) continue;
+    auto near = std::ranges::upper_bound(narrow, k);
+    if (near == narrow.end()) --near;
+    if (simulation.alive_before(k + 1) > kWide * simulation.alive_before(*near)) continue;
+    places.push_back(k + 1);
+  }
+  return places;
+}
+
 struct Choice {
   bool is_dropped = false;
   size_t level = 0;
@@ -92,9 +143,15 @@ class Search {
         cuts_(find_cuts(profile, options.stages)),
         levels_(levels_of(profile)) {
     for (int i = 0; i < stages(); ++i) {
-      for (size_t level = 0; level < levels_.size(); ++level) add(i, i + 1, {false, level});
-      for (int j = i + 1; j <= std::min(stages(), i + kLongest); ++j) {
-        for (size_t level = 0; level < levels_.size(); level += 2) add(i, j, {true, level});
+      add_kept(i, i + 1);
+      for (int j = i + 1; j <= std::min(stages(), i + kLongest); ++j) add_dropped(i, j);
+    }
+    // Between narrow places wider stretches, which the cuts inside would only hinder.
+    const auto narrow = stages_at(narrow_places(profile, simulation_, options.stages / 3));
+    for (size_t i = 0; i + 1 < narrow.size(); ++i) {
+      if (narrow[i + 1] > narrow[i] + 1) add_kept(narrow[i], narrow[i + 1]);
+      for (size_t j = i + 1; j < std::min(narrow.size(), i + 1 + kLongest); ++j) {
+        if (narrow[j] > narrow[i] + kLongest) add_dropped(narrow[i], narrow[j]);
       }
     }
   }
@@ -102,8 +159,12 @@ class Search {
   int stages() const { return static_cast<int>(cuts_.size()); }
 
   // The quickest plan whose edges say that they take no more than `limit`.
-  std::optional<Plan> within(int64_t limit) const {
-    const auto path = search_chain(stages(), edges_, limit, /*max_labels=*/400);
+  std::optional<Plan> within(int64_t limit, size_t max_labels = 100) const {
+    // A rough path first: what is slower than that need not be followed.
+    const auto rough = search_chain(stages(), edges_, limit, /*max_labels=*/8);
+    const double bound =
+        rough.is_feasible ? rough.seconds : std::numeric_limits<double>::infinity();
+    const auto path = search_chain(stages(), edges_, limit, max_labels, bound);
     if (!path.is_feasible) return std::nullopt;
     auto plan = empty_plan(profile_);
     for (const int e : path.edges) {
@@ -159,7 +220,7 @@ class Search {
     std::optional<Plan> least;
     while (high - low > std::max<int64_t>(high / 500, 1)) {
       const auto middle = low + (high - low) / 2;
-      auto plan = within(middle);
+      auto plan = within(middle, /*max_labels=*/400);
       if (plan && (!least || plan->predicted_peak < least->predicted_peak)) least = plan;
       (plan ? high : low) = middle;
     }
@@ -170,6 +231,22 @@ class Search {
   int end_of(int stage) const {
     return stage < stages() ? cuts_[static_cast<size_t>(stage)]
                             : static_cast<int>(profile_.ops.size());
+  }
+
+  void add_kept(int from, int to) {
+    for (size_t level = 0; level < levels_.size(); ++level) add(from, to, {false, level});
+  }
+  void add_dropped(int from, int to) {
+    for (size_t level = 0; level < levels_.size(); level += 2) add(from, to, {true, level});
+  }
+  // Of places among the cuts, and the end.
+  std::vector<int> stages_at(const std::vector<int>& places) const {
+    std::vector<int> stages;
+    for (const int place : places) {
+      stages.push_back(static_cast<int>(std::ranges::lower_bound(cuts_, place) - cuts_.begin()));
+    }
+    stages.push_back(this->stages());
+    return stages;
   }
 
   void add(int from, int to, Choice choice) {
@@ -209,23 +286,14 @@ class Search {
 
 std::vector<int> find_cuts(const StepProfile& profile, int stages) {
   const PlanSimulation simulation(profile);
-  const auto n = static_cast<int>(profile.ops.size());
-  const auto share = std::max<int64_t>(profile.saved_bytes() / std::max(stages, 1), 1);
-  std::vector<int> cuts{0};
-  int next = 1;
-  while (next < n) {
-    const auto from = simulation.saved_before(cuts.back());
-    int best = -1;
-    for (; next < n; ++next) {
-      const auto saved = simulation.saved_before(next) - from;
-      if (saved < share / 2) continue;
-      if (best >= 0 && saved > 2 * share) break;
-      if (best < 0 || simulation.alive_before(next) < simulation.alive_before(best)) best = next;
-    }
-    if (best < 0) break;
-    cuts.push_back(best);
-    next = best + 1;
-  }
+  // Few narrow places are very narrow ones.
+  auto cuts = narrow_places(profile, simulation, stages / 3);
+  const auto costly = places_after_costly_ops(profile, simulation, cuts);
+  const auto more = narrow_places(profile, simulation, stages);
+  cuts.insert(cuts.end(), more.begin(), more.end());
+  cuts.insert(cuts.end(), costly.begin(), costly.end());
+  std::ranges::sort(cuts);
+  cuts.erase(std::ranges::unique(cuts).begin(), cuts.end());
   return cuts;
 }
 
@@ -238,17 +306,20 @@ Plan keep_everything(const StepProfile& profile) {
 }
 
 Plan least_memory(const StepProfile& profile, const PlanOptions& options) {
-  return Search(profile, options).least();
+  // Many cuts are not always better: what leaves is there for some segments more, be they short.
+  auto few = options;
+  few.stages = options.stages / 3;
+  auto one = Search(profile, options).least(), other = Search(profile, few).least();
+  return one.predicted_peak <= other.predicted_peak ? one : other;
 }
 
 std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& options) {
   auto plain = keep_everything(profile);
   plain.budget = options.budget;
   if (plain.predicted_peak <= options.budget) return plain;
-  const Search search(profile, options);
-  auto plan = search.best();
+  auto plan = Search(profile, options).best();
   if (!plan) {  // close to the least, the corrected limits may miss it
-    plan = search.least();
+    plan = least_memory(profile, options);
     if (plan->predicted_peak > options.budget) return std::nullopt;
   }
   plan->plain_peak = plain.predicted_peak;

@@ -12,8 +12,8 @@ struct PlanOptions {
   int64_t budget = 0;  // counted bytes, with parameters and all
   // If it is known, values may leave for a file; see Offload.
   OffloadFile::Speed disk = {};
-  // At most so many stages; more find better plans and take longer to search.
-  int stages = 72;
+  // About so many; more find better plans and take longer to search.
+  int stages = 200;
 };
 
 /// The quickest way to run the step that was measured within a budget: where to cut it, which
@@ -25,8 +25,8 @@ std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& opt
 Plan keep_everything(const StepProfile& profile);
 Plan least_memory(const StepProfile& profile, const PlanOptions& options = {});
 
-/// Where the forward may be cut: op by op, the places where the user's program holds least, about
-/// `stages` of them at equal shares of what is saved.
+/// Where the forward may be cut: places where the user's program holds least, about `stages` of
+/// them at equal shares of what is saved, and those that spare a costly op its replay.
 std::vector<int> find_cuts(const StepProfile& profile, int stages);
 
 }  // namespace fleet::memory

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "fleet/core/error.h"
-#include "fleet/ops/parallel_shares.h"
+#include "fleet/core/parallel_shares.h"
 
 namespace fleet::optim {
 namespace {
@@ -46,7 +46,7 @@ std::vector<ArenaBlocks::Stretch> ArenaBlocks::shares_of(const Stretch& stretch)
   const int64_t begin = elements_before_[stretch.first];
   const int64_t total = elements_before_[stretch.last] - begin;
   const int64_t count =
-      std::clamp<int64_t>(total / kShareElements, 1, std::max<int64_t>(1, ops::share_count()));
+      std::clamp<int64_t>(total / kShareElements, 1, std::max<int64_t>(1, share_count()));
   std::vector<Stretch> shares;
   size_t first = stretch.first;
   for (int64_t share = 1; share <= count; ++share) {
@@ -71,7 +71,7 @@ ArenaBlocks::Stretch ArenaBlocks::span_around(const Stretch& stretch, size_t blo
 
 void ArenaBlocks::for_each(const Stretch& stretch, const std::function<void(size_t)>& work) const {
   const auto shares = shares_of(stretch);
-  ops::parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
+  parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
     const auto& own = shares[static_cast<size_t>(share)];
     for (size_t i = own.first; i < own.last; ++i) work(i);
   });
@@ -97,7 +97,7 @@ void ArenaBlocks::for_each_together(const Stretch& stretch, const TwoPasses& wor
   const auto shares = shares_of(stretch);
   const auto for_each_share =
       [&](const std::function<void(const Stretch&, const Stretch&)>& visit) {
-        ops::parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
+        parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
           const auto& own = shares[static_cast<size_t>(share)];
           for (size_t i = own.first; i < own.last;) {
             const auto span = span_around(stretch, i);

@@ -313,7 +313,7 @@ TEST_F(BudgetAllocatorTest, SizesThatChangeEveryStepReusePagesWithinThePeak) {
 TEST_F(BudgetAllocatorTest, CacheFollowsAPeakThatFalls) {
   { bytes(64 * kMiB).fill_(1); }
   EXPECT_EQ(cached(), 64 * kMiB);
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 1500; ++i) {
     auto a = bytes(3 * kMiB + i % 9 * 4096);
     auto b = bytes(kMiB);
   }

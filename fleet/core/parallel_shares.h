@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace fleet::ops {
+namespace fleet {
 
 /// How many threads the engine gives this thread's work.
 int64_t share_count();
@@ -13,4 +13,4 @@ int64_t share_count();
 /// serial.
 void parallel_shares(int64_t shares, const std::function<void(int64_t)>& work);
 
-}  // namespace fleet::ops
+}  // namespace fleet

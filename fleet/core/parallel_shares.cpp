@@ -1,8 +1,8 @@
-#include "fleet/ops/parallel_shares.h"
+#include "fleet/core/parallel_shares.h"
 
 #include <ATen/Parallel.h>
 
-namespace fleet::ops {
+namespace fleet {
 
 int64_t share_count() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
@@ -12,4 +12,4 @@ void parallel_shares(int64_t shares, const std::function<void(int64_t)>& work) {
   });
 }
 
-}  // namespace fleet::ops
+}  // namespace fleet
