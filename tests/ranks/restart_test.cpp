@@ -83,7 +83,7 @@ TEST(RestartTest, StoppedRankIsSeenLongBeforeItsPeersGiveUp) {
   EXPECT_TRUE(says(run.output(), ") runs again\n"));
 }
 
-class LostHostTest : public testing::Test {
+class TwoHostsRecoveryTest : public testing::Test {
  protected:
   void SetUp() override {
     if (const auto reason = hosts_.refused(); !reason.empty()) GTEST_SKIP() << reason;
@@ -106,7 +106,7 @@ class LostHostTest : public testing::Test {
   TemporaryFolder dir_;
 };
 
-TEST_F(LostHostTest, ItsPlaceIsKeptUntilItComesBack) {
+TEST_F(TwoHostsRecoveryTest, ItsPlaceIsKeptUntilItComesBack) {
   auto first = start(0), second = start(1);
   ASSERT_TRUE(has_come_to(*second, 12)) << first->output();
   second->send(SIGKILL);
@@ -122,7 +122,7 @@ TEST_F(LostHostTest, ItsPlaceIsKeptUntilItComesBack) {
   EXPECT_EQ(after(first->log(0), "digest"), undisturbed_digest(2));
 }
 
-TEST_F(LostHostTest, ACutLinkIsMendedByStartingThatNodeAgain) {
+TEST_F(TwoHostsRecoveryTest, ACutLinkIsMendedByStartingThatNodeAgain) {
   auto first = start(0), second = start(1);
   ASSERT_TRUE(has_come_to(*second, 12)) << first->output();
   ASSERT_TRUE(hosts_.unplug(1));
@@ -130,6 +130,19 @@ TEST_F(LostHostTest, ACutLinkIsMendedByStartingThatNodeAgain) {
   EXPECT_TRUE(says(second->output(), "node 0 (10.77.0.1)"));
   ASSERT_TRUE(hosts_.plug_in(1));
   second = start(1);
+  EXPECT_EQ(first->wait(kPatience), 0) << first->output();
+  EXPECT_EQ(second->wait(kPatience), 0) << second->output();
+  EXPECT_EQ(after(first->log(0), "digest"), undisturbed_digest(2));
+}
+
+TEST_F(TwoHostsRecoveryTest, SigtermOnOneOfThemStopsBothInOrder) {
+  auto first = start(0), second = start(1);
+  ASSERT_TRUE(has_come_to(*second, 7)) << first->output();
+  second->send(SIGTERM);
+  EXPECT_EQ(second->wait(kPatience), 143) << second->output();
+  EXPECT_EQ(first->wait(kPatience), 143) << first->output();
+  EXPECT_TRUE(says(first->output(), "[stop] all ranks stop after update ", ": saved in "));
+  first = start(0), second = start(1);
   EXPECT_EQ(first->wait(kPatience), 0) << first->output();
   EXPECT_EQ(second->wait(kPatience), 0) << second->output();
   EXPECT_EQ(after(first->log(0), "digest"), undisturbed_digest(2));
