@@ -278,7 +278,9 @@ TEST(DataParallelTest, HeadTellsEveryRankHowLongEachComputed) {
       parallel.begin_computing();
       const auto seconds = update();
       ASSERT_EQ(seconds.size(), static_cast<size_t>(places));
-      if (places > 0) EXPECT_GT(seconds[1], seconds[0] + 0.02);
+      if (places > 0) {
+        EXPECT_GT(seconds[1], seconds[0] + 0.02);
+      }
     });
   }
 }
