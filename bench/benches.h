@@ -15,6 +15,7 @@ std::vector<Row> bench_local_sgd();
 std::vector<Row> bench_local_sgd_accuracy();
 std::vector<Row> bench_memory();
 std::vector<Row> bench_memory_batch();
+std::vector<Row> bench_models();
 std::vector<Row> bench_optim();
 std::vector<Row> bench_snapshot();
 std::vector<Row> bench_snapshot_large();

@@ -39,6 +39,8 @@ constexpr std::array kBenchmarks = {
               bench_memory},
     Benchmark{"memory-batch", "recompute: the largest batch in the memory of a small one", 1,
               bench_memory_batch},
+    Benchmark{"models", "full updates of BERT and ResNet50, beside PyTorch (FLEET_PYTHON names it)",
+              1, bench_models},
     Benchmark{"optim", "one update: each optimizer beside a triad and the engine's own", 1,
               bench_optim},
     Benchmark{"snapshot", "what a snapshot holds training up for, beside a plain copy", 1,
