@@ -27,6 +27,8 @@ constexpr std::array kBenchmarks = {
               bench_allreduce},
     Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2,
               bench_data_parallel},
+    Benchmark{"faults", "from the loss of a rank to the next update, beside the program's start", 1,
+              bench_faults},
     Benchmark{"images", "JPEG files to batches, beside PyTorch with Pillow (FLEET_PYTHON names it)",
               1, bench_images},
     Benchmark{"local-sgd", "Fashion-MNIST on two hosts and a link of 100 Mbit/s (needs root)", 2,

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "fleet/core/format.h"
+#include "fleet/core/process_state.h"
 
 namespace fleet::comm {
 namespace {
@@ -42,15 +43,6 @@ std::string host_name() {
 }
 
 std::string key_of(std::string_view kind, int rank) { return format("watch/{}/{}", kind, rank); }
-
-// The state letter of /proc/PID/stat follows the last ')': a program's name may hold anything.
-char process_state(int pid) {
-  std::ifstream file(format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(file, text);
-  const auto close = text.rfind(") ");
-  return close == std::string::npos || close + 2 >= text.size() ? '\0' : text[close + 2];
-}
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/stop_request.h"
 
 namespace fleet {
 namespace {
@@ -13,7 +14,18 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // What a rank tells of its window; its counters follow.
-enum RowSlot { kStep, kSteps, kWeight, kLossSum, kLr, kUpdates, kEnded, kRowSlots };
+enum RowSlot {
+  kStep,
+  kSteps,
+  kWeight,
+  kLossSum,
+  kLr,
+  kUpdates,
+  kEnded,
+  kStop,
+  kComputeSeconds,
+  kRowSlots
+};
 
 void check(const LocalSgdOptions& options) {
   if (options.k_steps < 1 || options.begin_step < 1) {
@@ -80,6 +92,7 @@ SyncReport LocalSgd::after_step(const LocalStep& step) {
   }
   window_.lr = step.lr;
   window_.updates = step.updates;
+  window_.compute_seconds += step.compute_seconds;
   if (window_.steps < k_steps()) return {};
   if (!options_.delayed) return exchange(Ending::kGoesOn);
   SyncReport report;
@@ -114,7 +127,8 @@ SyncReport LocalSgd::end_epoch() {
               .weight = next.weight > 0 ? next.weight : report.weight,
               .updates = next.updates,
               .all_ended = next.all_ended,
-              .seconds = report.seconds + next.seconds};
+              .seconds = report.seconds + next.seconds,
+              .stop = next.stop};
   }
   return report;
 }
@@ -150,6 +164,10 @@ void LocalSgd::send(Ending ending) {
   slots[kLr] = window_.lr;
   slots[kUpdates] = static_cast<double>(window_.updates);
   slots[kEnded] = ending == Ending::kEpochEnds ? 1 : 0;
+  slots[kStop] = stop_requested() ? 1 : 0;
+  if (window_.steps > 0) {
+    slots[kComputeSeconds] = window_.compute_seconds / static_cast<double>(window_.steps);
+  }
   buffers_.write(window_.weight, head_.narrow(0, comm_->size() * row_length, buffers_.sum_count()),
                  row.narrow(0, kRowSlots, buffers_.counter_count()));
 
@@ -190,7 +208,13 @@ SyncReport LocalSgd::receive(Arrival arrival) {
                     .loss = all.weight > 0 ? all.loss_sum / all.weight : 0,
                     .weight = all.weight,
                     .updates = all.updates,
-                    .all_ended = rows.select(1, kEnded).min().item<double>() > 0};
+                    .all_ended = rows.select(1, kEnded).min().item<double>() > 0,
+                    .steps = all.steps};
+  const bool none_ended = most_of(kEnded) == 0;
+  report.stop = sum_of(kStop) > 0 && (report.all_ended || none_ended);
+  const auto compute_seconds = rows.select(1, kComputeSeconds).contiguous();
+  report.compute_seconds.assign(compute_seconds.data_ptr<double>(),
+                                compute_seconds.data_ptr<double>() + comm_->size());
   step_ = std::max(step_, static_cast<int64_t>(most_of(kStep)));
   if (all.weight > 0) {
     for (const auto& change : change_) change.div_(all.weight);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "fleet/core/stop_request.h"
 #include "fleet/train/data_position.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/snapshot_loader.h"
@@ -22,7 +23,11 @@ class SnapshotWriter;
 /// written behind it, and an error of that comes out of the next call that saves, or of `finish`. A
 /// process that is killed leaves the last snapshot that was whole.
 ///
-/// All ranks make the same calls. Without a folder in `options` they do nothing.
+/// It also stops the training in order: when any rank gets SIGTERM or SIGUSR1, or calls
+/// `request_stop`, all ranks save after the same update and throw `Stopped`, of which `run_main`
+/// makes exit code 143. The same command goes on from there.
+///
+/// All ranks make the same calls. Without a folder in `options` nothing is saved.
 ///
 ///   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
 ///   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {
@@ -49,9 +54,11 @@ class Snapshots {
   int64_t epoch() const { return data_.epoch(); }
 
   /// Saves when `save_every` updates have been made since the last time: never within a window of
-  /// `minimize(closure)`, and after the last batch of an epoch only by `after_epoch`.
+  /// `minimize(closure)`, and after the last batch of an epoch only by `after_epoch`. Saves and
+  /// throws Stopped when the ranks were asked to stop.
   void after_update();
-  /// After `optimizer.end_epoch()`: saves when it is due, or, without `save_every`, always.
+  /// After `optimizer.end_epoch()`: saves when it is due, or, without `save_every`, always. Stops
+  /// like `after_update`.
   void after_epoch();
   /// Now.
   void save();
@@ -63,12 +70,16 @@ class Snapshots {
 
  private:
   bool is_due() const;
+  bool is_time_to_stop();
+  [[noreturn]] void stop();
 
+  StopSignals signals_;
   DistributedOptimizer& optimizer_;
   SnapshotOptions options_;
   DataPosition data_;
   std::optional<int64_t> resumed_;
   int64_t last_step_ = 0;
+  bool stops_after_epoch_ = false;
   std::unique_ptr<SnapshotWriter> writer_;  // null: without a folder
 };
 
