@@ -10,6 +10,7 @@ namespace fleet::bench {
 std::vector<Row> bench_allreduce();
 std::vector<Row> bench_data_parallel();
 std::vector<Row> bench_elastic();
+std::vector<Row> bench_faults();
 std::vector<Row> bench_images();
 std::vector<Row> bench_local_sgd();
 std::vector<Row> bench_local_sgd_accuracy();

@@ -29,6 +29,8 @@ constexpr std::array kBenchmarks = {
               bench_data_parallel},
     Benchmark{"elastic", "kill -9 in an elastic job: to the next average, and until all are back",
               1, bench_elastic},
+    Benchmark{"faults", "from the loss of a rank to the next update, beside the program's start", 1,
+              bench_faults},
     Benchmark{"images", "JPEG files to batches, beside PyTorch with Pillow (FLEET_PYTHON names it)",
               1, bench_images},
     Benchmark{"local-sgd", "Fashion-MNIST on two hosts and a link of 100 Mbit/s (needs root)", 2,

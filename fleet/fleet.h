@@ -19,6 +19,7 @@
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
 #include "fleet/core/parameter_arena.h"
+#include "fleet/core/stop_request.h"
 #include "fleet/data/batch.h"
 #include "fleet/data/data_loader.h"
 #include "fleet/data/fashion_mnist.h"

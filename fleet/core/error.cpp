@@ -4,6 +4,7 @@
 
 #include "fleet/core/format.h"
 #include "fleet/core/restart_needed.h"
+#include "fleet/core/stop_request.h"
 
 namespace fleet {
 namespace {
@@ -43,6 +44,8 @@ int run_main(int (*body)(int, char**), int argc, char** argv) {
   } catch (const HelpRequested& help) {
     std::fputs(help.what(), stdout);
     return 0;
+  } catch (const Stopped&) {
+    return Stopped::kExitCode;  // who stopped has said so
   } catch (const UsageError& error) {
     print_error(error);
     return 2;

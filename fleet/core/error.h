@@ -30,7 +30,7 @@ class Error : public std::runtime_error {
 void print_error(const std::exception& error);
 
 /// Runs `body` as a program's main: what it returns, or 1 for an error, 2 for a UsageError; 0 for
-/// HelpRequested, whose text goes to standard output.
+/// HelpRequested, whose text goes to standard output; 143 for Stopped (stop_request.h).
 int run_main(int (*body)(int, char**), int argc, char** argv);
 
 /// A wrong command line; `run_main` turns it into exit code 2.

@@ -144,11 +144,15 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
   for (const auto& span : spans_) numel_ += span.numel;
 }
 
+int64_t ParameterArena::head_numel() const {
+  return kHeadScalars + static_cast<int64_t>(spans_.size()) + options_.head_places;
+}
+
 // One buffer per group; the head lies before the last one, or stands alone where that one is not
 // float.
 void ParameterArena::cut_gradients(const std::vector<torch::Tensor>& buffers) {
   last_gradients_ = buffers.back();
-  head_ = last_gradients_.narrow(0, 0, kHeadScalars + static_cast<int64_t>(spans_.size()));
+  head_ = last_gradients_.narrow(0, 0, head_numel());
   for (size_t g = 0; g < groups_.size(); ++g) {
     const int64_t length = groups_[g].values.numel();
     groups_[g].gradients = buffers[g].narrow(0, buffers[g].numel() - length, length);
@@ -187,7 +191,7 @@ int64_t buffer_bytes(const BufferShape& shape) {
 
 void ParameterArena::adopt() {
   const torch::NoGradGuard no_grad;
-  head_length_ = aligned(kHeadScalars + static_cast<int64_t>(spans_.size()), sizeof(float));
+  head_length_ = aligned(head_numel(), sizeof(float));
   for (auto& span : spans_) {
     span.value = view_of(groups_[span.group].values, span.offset, span.parameter);
     span.value.copy_(span.parameter);

@@ -42,6 +42,8 @@ struct ArenaOptions {
   /// Give the model parameters of this type, and keep their masters and gradients in float: those
   /// of two or more dimensions, and those that have the type already. Biases and norms stay float.
   std::optional<torch::ScalarType> working_dtype = {};
+  /// Further floats in the head: a place for each rank, for what it tells the others of itself.
+  int64_t head_places = 0;
 };
 
 /// Holds a model's trainable parameters and their gradients in flat, 64-byte aligned buffers; the
@@ -103,8 +105,9 @@ class ParameterArena {
   void set_listener(std::function<void(size_t)> listener);
 
   /// Floats in front of the last group's gradients: `kHeadScalars` for the update, then one per
-  /// span.
+  /// span, then `ArenaOptions::head_places`.
   torch::Tensor head() const { return head_; }
+  int64_t head_places() const { return options_.head_places; }
   /// `head` and the first `elements` of the last group's gradients as one tensor, to be reduced
   /// together.
   torch::Tensor head_and_gradients(int64_t elements) const;
@@ -116,6 +119,7 @@ class ParameterArena {
   void adopt();
   void cut_gradients(const std::vector<torch::Tensor>& buffers);
   void land(size_t span);
+  int64_t head_numel() const;
 
   ArenaOptions options_;
   std::vector<ArenaGroup> groups_;

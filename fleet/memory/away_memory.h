@@ -62,7 +62,7 @@ class AwayMemory {
 struct Offload {
   explicit Offload(std::shared_ptr<OffloadFile> to) : file(std::move(to)) {}
 
-  static constexpr int64_t kMinBytes = 1024 * 1024;
+  static constexpr int64_t kMinBytes = int64_t{1} << 20;
 
   std::shared_ptr<OffloadFile> file;         // null: all to the host's memory
   int64_t min_bytes = kMinBytes;             // smaller ones stay

@@ -10,8 +10,8 @@
 namespace fleet::memory {
 
 struct OffloadOptions {
-  std::string directory;                   // empty: $TMPDIR, else /tmp
-  int64_t buffer_bytes = 8 * 1024 * 1024;  // staging, for what does not begin at a page
+  std::string directory;                    // empty: $TMPDIR, else /tmp
+  int64_t buffer_bytes = int64_t{8} << 20;  // staging, for what does not begin at a page
   int64_t max_file_bytes = std::numeric_limits<int64_t>::max();
   bool page_cache = false;  // true: through the system's page cache, even where O_DIRECT works
 };
@@ -91,7 +91,7 @@ class OffloadFile {
     bool is_known() const { return write > 0 && read > 0; }
   };
   /// By writing and reading so many bytes, which takes as much memory for a while.
-  Speed measure(int64_t bytes = 64 * 1024 * 1024);
+  Speed measure(int64_t bytes = int64_t{64} << 20);
 
   /// For tests: the open file.
   int descriptor() const;

@@ -293,7 +293,7 @@ std::vector<int> find_cuts(const StepProfile& profile, int stages) {
   cuts.insert(cuts.end(), more.begin(), more.end());
   cuts.insert(cuts.end(), costly.begin(), costly.end());
   std::ranges::sort(cuts);
-  cuts.erase(std::ranges::unique(cuts).begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   return cuts;
 }
 

@@ -5,12 +5,19 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/stop_request.h"
 
 namespace fleet {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr double kMiB = 1024.0 * 1024.0;
-enum HeadSlot { kWeight = 0, kLoss = 1, kParts = 2 };
+enum HeadSlot { kWeight = 0, kLoss = 1, kParts = 2, kStop = 3 };
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 void check(const DataParallelOptions& options) {
   std::vector<std::string> problems;
@@ -205,6 +212,13 @@ torch::Tensor DataParallel::bucket_tensor(size_t index) const {
   return arena_.groups()[bucket.group].gradients.narrow(0, bucket.begin, bucket.end - bucket.begin);
 }
 
+bool DataParallel::has_places() const { return arena_.head_places() >= comm_->size(); }
+
+void DataParallel::end_computing() {
+  computed_seconds_ = computing_since_ ? seconds_since(*computing_since_) : 0;
+  computing_since_.reset();
+}
+
 void DataParallel::fill_head() {
   auto head = arena_.head();
   const torch::NoGradGuard no_grad;
@@ -213,9 +227,12 @@ void DataParallel::fill_head() {
   values[kWeight] = static_cast<float>(weight_);
   values[kLoss] = static_cast<float>(loss_);
   values[kParts] = static_cast<float>(parts_);
+  values[kStop] = stop_requested() ? 1 : 0;
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] = arena_.has_gradient(i) ? 1 : 0;
   }
+  end_computing();
+  if (has_places()) values[head.numel() - comm_->size() + comm_->rank()] = float(computed_seconds_);
   head.copy_(own);
 }
 
@@ -257,8 +274,15 @@ ReducedHead DataParallel::read_head() const {
   result.loss = values[kLoss];
   result.parts = values[kParts];
   result.ranks = is_alone_ ? 1 : comm_->size();
+  result.stop = values[kStop] > 0 && result.ranks == comm_->size();
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     result.used.push_back(values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] > 0);
+  }
+  if (has_places() && result.ranks > 1) {
+    const auto* const seconds = values + head.numel() - comm_->size();
+    const bool all_know =
+        std::all_of(seconds, seconds + comm_->size(), [](float s) { return s > 0; });
+    if (all_know) result.compute_seconds.assign(seconds, seconds + comm_->size());
   }
   return result;
 }
@@ -274,7 +298,7 @@ ReducedHead DataParallel::wait() {
   } catch (const Error&) {
     own_error = std::current_exception();
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   if (!is_alone_) {
     while (next_ < buckets_.size()) launch(next_++);
     for (auto& pending : pending_) pending.wait();
@@ -287,8 +311,7 @@ ReducedHead DataParallel::wait() {
     fill_head();
   }
   pending_.clear();
-  exposed_seconds_ =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  exposed_seconds_ = seconds_since(begin);
   if (own_error) std::rethrow_exception(own_error);
 
   auto head = read_head();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,10 @@ struct ReducedHead {
   double parts = 0;
   int ranks = 1;           // whose gradients were summed
   std::vector<bool> used;  // per span: some rank had a gradient
+  bool stop = false;       // some rank was asked to stop, and all of them know it now
+  /// By rank: what it computed for, without waiting for others. Empty in the first update, when
+  /// alone, and in an arena without places for it.
+  std::vector<double> compute_seconds = {};
 };
 
 /// Sums gradients over the ranks while backward is still running. Each bucket is a span of the
@@ -80,6 +86,12 @@ class DataParallel {
   void sit_out();
   ReducedHead wait();
 
+  /// What a rank does from here to the end of its backward counts as its computing for the next
+  /// update; without this call nothing is counted.
+  void begin_computing() { computing_since_ = std::chrono::steady_clock::now(); }
+  /// Of the last update, on this rank.
+  double computed_seconds() const { return computed_seconds_; }
+
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// Seconds that the last `wait` really waited: communication that backward did not hide.
   double exposed_seconds() const { return exposed_seconds_; }
@@ -89,6 +101,8 @@ class DataParallel {
   void launch_ready();
   void launch(size_t bucket);
   void fill_head();
+  void end_computing();
+  bool has_places() const;
   torch::Tensor bucket_tensor(size_t bucket) const;
   comm::Pending sum(const torch::Tensor& tensor, const std::string& what);
   ReducedHead read_head() const;
@@ -110,6 +124,8 @@ class DataParallel {
   double loss_ = 0;
   double parts_ = 0;
   double exposed_seconds_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> computing_since_;
+  double computed_seconds_ = 0;  // 0: not counted
 };
 
 }  // namespace fleet

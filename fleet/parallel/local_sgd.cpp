@@ -7,6 +7,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/stop_request.h"
 
 namespace fleet {
 namespace {
@@ -24,6 +25,8 @@ enum RowSlot {
   kEnded,
   kInStep,
   kPresent,
+  kStop,
+  kComputeSeconds,
   kRowSlots
 };
 
@@ -100,6 +103,7 @@ SyncReport LocalSgd::after_step(const LocalStep& step) {
   }
   window_.lr = step.lr;
   window_.updates = step.updates;
+  window_.compute_seconds += step.compute_seconds;
   if (window_.steps < k_steps()) return {};
   if (!options_.delayed) return exchange(Place::kStep);
   SyncReport report;
@@ -134,7 +138,8 @@ SyncReport LocalSgd::end_epoch() {
               .weight = next.weight > 0 ? next.weight : report.weight,
               .updates = next.updates,
               .all_ended = next.all_ended,
-              .seconds = report.seconds + next.seconds};
+              .seconds = report.seconds + next.seconds,
+              .stop = next.stop};
   }
   return report;
 }
@@ -173,6 +178,10 @@ void LocalSgd::send(Place place) {
   slots[kEnded] = place == Place::kEpochEnd ? 1 : 0;
   slots[kInStep] = place == Place::kStep ? 1 : 0;
   slots[kPresent] = 1;
+  slots[kStop] = stop_requested() ? 1 : 0;
+  if (window_.steps > 0) {
+    slots[kComputeSeconds] = window_.compute_seconds / static_cast<double>(window_.steps);
+  }
   buffers_.write(window_.weight, head_.narrow(0, comm_->size() * row_length, buffers_.sum_count()),
                  row.narrow(0, kRowSlots, buffers_.counter_count()));
 
@@ -209,7 +218,13 @@ SyncReport LocalSgd::receive(Arrival arrival) {
                     .loss = all.weight > 0 ? all.loss_sum / all.weight : 0,
                     .weight = all.weight,
                     .updates = all.updates,
-                    .all_ended = rows.select(1, kEnded).min().item<double>() > 0};
+                    .all_ended = rows.select(1, kEnded).min().item<double>() > 0,
+                    .steps = all.steps};
+  const bool none_ended = most_of(kEnded) == 0;
+  report.stop = sum_of(kStop) > 0 && (report.all_ended || none_ended);
+  const auto compute_seconds = seats.select(1, kComputeSeconds).contiguous();
+  report.compute_seconds.assign(compute_seconds.data_ptr<double>(),
+                                compute_seconds.data_ptr<double>() + comm_->size());
   is_in_step_ = rows.select(1, kInStep).min().item<double>() > 0;
   step_ = std::max(step_, static_cast<int64_t>(most_of(kStep)));
   if (all.weight > 0) {

@@ -34,7 +34,8 @@ struct LocalStep {
   double weight = 1;  // samples that it learned from; 0: it skipped, or had none
   double loss = 0;    // their mean
   double lr = 0;
-  int64_t updates = 0;  // that its optimizer has done so far
+  int64_t updates = 0;         // that its optimizer has done so far
+  double compute_seconds = 0;  // what it took, without waiting for others; 0: not known
 };
 
 /// What an average brought; the same on all ranks.
@@ -45,6 +46,10 @@ struct SyncReport {
   int64_t updates = 0;     // the most that any rank's optimizer has done
   bool all_ended = false;  // every rank is at the end of its epoch
   double seconds = 0;      // spent here, waiting included
+  /// Some rank was asked to stop, and all are at the same place: in an epoch, or at its end.
+  bool stop = false;
+  int64_t steps = 0;                         // of the window, on the rank that made most
+  std::vector<double> compute_seconds = {};  // by rank, for one update; 0: not known
 };
 
 /// Averages parameters every few steps instead of gradients every step.
@@ -72,8 +77,9 @@ class LocalSgd {
     int64_t steps = 0;
     double weight = 0;
     double loss_sum = 0;
-    double lr = 0;        // of the last step
-    int64_t updates = 0;  // of the optimizer, so far
+    double lr = 0;               // of the last step
+    int64_t updates = 0;         // of the optimizer, so far
+    double compute_seconds = 0;  // of all steps together; not kept in a snapshot
   };
   /// All that a snapshot has to keep beside the parameters. Tensors are the object's own.
   struct State {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fleet/comm/peer_watch.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -17,6 +18,7 @@
 #include "fleet/train/local_sgd_options.h"
 #include "fleet/train/memory_strategy.h"
 #include "fleet/train/mixed_precision.h"
+#include "fleet/train/straggler_watch.h"
 #include "fleet/train/strategy_check.h"
 
 namespace fleet {
@@ -55,6 +57,15 @@ void check_gradients(const optim::GradientHealth& health, const ParameterArena& 
               "the model");
 }
 
+std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
+  std::vector<std::string> names;
+  if (comm.watch() == nullptr) return names;
+  for (const auto& peer : comm.watch()->peers()) {
+    names.push_back(format("rank {} ({}, pid {})", names.size(), peer.host, peer.pid));
+  }
+  return names;
+}
+
 }  // namespace
 
 struct DistributedOptimizer::State {
@@ -69,6 +80,7 @@ struct DistributedOptimizer::State {
   std::unique_ptr<MemoryStrategy> memory;  // null: off
   std::unique_ptr<AutoMicroBatch> micro_batch;
   std::unique_ptr<LocalSgd> local;  // null: off
+  std::unique_ptr<StragglerWatch> stragglers;
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
   // Losses are divided by this before backward, so that gradients come out as means without another
@@ -79,6 +91,7 @@ struct DistributedOptimizer::State {
   int64_t attempts = 0;
   double total_seconds = 0;
   bool is_sending = false;  // what has been sent cannot be taken back
+  bool is_stopping = false;
 
   bool is_local() const { return local && local->is_local(); }
   double loss_scale() const { return amp ? amp->scaler().scale() : 1; }
@@ -140,7 +153,8 @@ struct DistributedOptimizer::State {
     const auto sync = local->after_step({.weight = report.updated ? report.weight : 0,
                                          .loss = report.loss,
                                          .lr = report.lr,
-                                         .updates = optimizer->steps()});
+                                         .updates = optimizer->steps(),
+                                         .compute_seconds = parallel->computed_seconds()});
     if (is_local()) report.sync_every = local->k_steps();
     if (!sync.synced) return;
     report.synced = true;
@@ -155,6 +169,12 @@ struct DistributedOptimizer::State {
   // Ranks that skipped an update, or had fewer batches, go on with the others' schedule.
   void follow(const SyncReport& sync) {
     optimizer->set_steps(std::max(optimizer->steps(), sync.updates));
+    is_stopping |= sync.stop;
+    name_stragglers(sync.compute_seconds, sync.steps);
+  }
+
+  void name_stragglers(const std::vector<double>& seconds, int64_t updates) const {
+    for (const auto& line : stragglers->observe(seconds, updates)) log::warn("straggler", line);
   }
 
   // The graph of a backward that failed, and what it holds.
@@ -226,7 +246,11 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
     s.amp = std::make_unique<MixedPrecision>(model, s.strategy.amp_configs);
     MixedPrecision::warn_if_slow(s.strategy.amp_configs);
   }
-  s.arena = std::make_unique<ParameterArena>(model, MixedPrecision::arena_options(s.strategy));
+  auto arena_options = MixedPrecision::arena_options(s.strategy);
+  arena_options.head_places = s.comm->size();
+  s.arena = std::make_unique<ParameterArena>(model, arena_options);
+  s.stragglers =
+      std::make_unique<StragglerWatch>(s.strategy.straggler_factor, names_of_ranks(*s.comm));
   s.blocks = std::make_unique<optim::ArenaBlocks>(*s.arena);
   s.optimizer->bind(*s.arena);
   s.micro_batch = std::make_unique<AutoMicroBatch>(model, s.arena->groups().front().values.device(),
@@ -468,12 +492,16 @@ void DistributedOptimizer::update(UpdateReport& report) {
   s.merge.close();
   ++s.attempts;
   report.exposed_communication_s = s.parallel->exposed_seconds();
+  s.is_stopping |= reduced.stop;
+  s.name_stragglers(reduced.compute_seconds, 1);
   if (reduced.weight > 0) {
     step(reduced, report);
   } else if (!s.is_local()) {
     throw Error("minimize", "no rank had anything to learn from: all batches were empty");
   }
   if (s.local) s.count_step(report);
+  report.stop = s.is_stopping;
+  s.parallel->begin_computing();
 }
 
 void DistributedOptimizer::step(const ReducedHead& reduced, UpdateReport& report) {
@@ -523,6 +551,7 @@ int64_t DistributedOptimizer::attempts() const {
   return state_->local ? state_->local->steps() : state_->attempts;
 }
 bool DistributedOptimizer::is_in_window() const { return state_->merge.is_open(); }
+bool DistributedOptimizer::is_stopping() const { return state_->is_stopping; }
 
 TrainingCounters DistributedOptimizer::counters() const {
   const auto& s = *state_;

@@ -37,6 +37,7 @@ struct UpdateReport {
   double lr = 0;          // the rate that was used
   double loss_scale = 1;  // the one that was used
   bool synced = false;    // local SGD: parameters were averaged after this update
+  bool stop = false;      // some rank was asked to stop (stop_request.h); the same on all ranks
   int64_t sync_every = 1;  // updates between two averages from here on; 1: gradients are shared
   std::optional<double> gradient_norm = {};  // before clipping; known with amp or max_grad_norm
   double seconds = 0;                        // wall time of the call
@@ -123,6 +124,9 @@ class DistributedOptimizer {
   int64_t attempts() const;
   /// Whether calls of `minimize(closure)` wait for their update.
   bool is_in_window() const;
+  /// Some rank was asked to stop (SIGTERM), and all ranks have learned it with the same update;
+  /// with local SGD with the same average. `Snapshots` acts on it.
+  bool is_stopping() const;
 
   /// For snapshots, between two windows. `set_counters` comes after tensors were written.
   TrainingCounters counters() const;

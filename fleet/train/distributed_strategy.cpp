@@ -320,6 +320,10 @@ const FieldList& fields_of(const DistributedStrategy*) {
                   .in_unit("MB"),
               field<&S::find_unused_parameters>("find_unused_parameters",
                                                 "some parameters get no gradient in some updates"),
+              field<&S::straggler_factor>(
+                  "straggler_factor", "name a rank that takes so many times the median; 0: none")
+                  .at_least(0)
+                  .beyond_guide(),
           },
       .absent = absent_from_paddle()};
   return list;

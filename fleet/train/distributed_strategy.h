@@ -136,6 +136,8 @@ struct DistributedStrategy {
   float last_comm_group_size_MB = 1;
   bool find_unused_parameters = false;
 
+  double straggler_factor = 2;  ///< names a rank that takes so many times the others'; 0: none
+
   bool operator==(const DistributedStrategy&) const = default;
 
   /// The strategy that a JSON file or text holds; what it does not name has its default.

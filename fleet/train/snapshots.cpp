@@ -4,6 +4,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/io/snapshot_folder.h"
 #include "fleet/train/hand_over.h"
 #include "fleet/train/snapshot_writer.h"
 
@@ -61,12 +62,38 @@ bool Snapshots::is_due() const {
          optimizer_.attempts() - last_step_ >= options_.save_every;
 }
 
+// At the end of its epoch a rank has `end_epoch` before it, and all others have to come along:
+// with local SGD they may have more batches.
+bool Snapshots::is_time_to_stop() {
+  if (!optimizer_.is_stopping() || stops_after_epoch_ || optimizer_.is_in_window()) return false;
+  const auto at_end = torch::full({1}, data_.is_at_epoch_start() ? 1 : 0, torch::kLong);
+  optimizer_.comm()->all_reduce(at_end, comm::ReduceOp::kMax, "where ranks stop");
+  stops_after_epoch_ = at_end.item<int64_t>() > 0;
+  return !stops_after_epoch_;
+}
+
+void Snapshots::stop() {
+  if (stop_requested()) log::info_here("stop", "this rank was asked to stop");
+  if (writer_ && last_step_ != optimizer_.attempts()) save();
+  finish();
+  const auto text = format(
+      "all ranks stop after update {}: {}", optimizer_.updates(),
+      writer_ ? format("saved in {}, from where the same command goes on",
+                       snapshot_folder(options_.snapshot_dir, optimizer_.attempts()).string())
+              : "nothing was saved, for there is no --snapshot_dir");
+  log::info("stop", text);
+  optimizer_.comm()->barrier("all ranks stop");
+  throw Stopped(text);
+}
+
 void Snapshots::after_update(Next next) {
+  if (is_time_to_stop()) stop();
   if (is_due() && !data_.is_at_epoch_start()) save();
   if (next == Next::kUpdate) let_in();
 }
 
 void Snapshots::after_epoch() {
+  if (optimizer_.is_stopping()) stop();
   if (writer_ && (options_.save_every == 0 || is_due())) save();
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "fleet/core/stop_request.h"
 #include "fleet/train/data_position.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/snapshot_loader.h"
@@ -21,6 +22,10 @@ class SnapshotWriter;
 /// data, before the first update. Training stands still for a copy in memory alone; the disk is
 /// written behind it, and an error of that comes out of the next call that saves, or of `finish`. A
 /// process that is killed leaves the last snapshot that was whole.
+///
+/// It also stops the training in order: when any rank gets SIGTERM or SIGUSR1, or calls
+/// `request_stop`, all ranks save after the same update and throw `Stopped`, of which `run_main`
+/// makes exit code 143. The same command goes on from there.
 ///
 /// All ranks make the same calls. Without a folder in `options` nothing is saved.
 ///
@@ -55,11 +60,13 @@ class Snapshots {
   int64_t batch() const { return data_.next_update(); }
 
   /// Saves when `save_every` updates have been made since the last time: never within a window of
-  /// `minimize(closure)`, and after the last batch of an epoch only by `after_epoch`.
+  /// `minimize(closure)`, and after the last batch of an epoch only by `after_epoch`. Saves and
+  /// throws Stopped when the ranks were asked to stop.
   enum class Next { kUpdate, kEnd };
   /// `next`: kEnd where the loop leaves off before the end of its data.
   void after_update(Next next = Next::kUpdate);
-  /// After `optimizer.end_epoch()`: saves when it is due, or, without `save_every`, always.
+  /// After `optimizer.end_epoch()`: saves when it is due, or, without `save_every`, always. Stops
+  /// like `after_update`.
   void after_epoch();
   /// Now.
   void save();
@@ -74,12 +81,16 @@ class Snapshots {
   void join();
   void let_in();
   bool is_due() const;
+  bool is_time_to_stop();
+  [[noreturn]] void stop();
 
+  StopSignals signals_;
   DistributedOptimizer& optimizer_;
   SnapshotOptions options_;
   DataPosition data_;
   std::optional<int64_t> resumed_;
   int64_t last_step_ = 0;
+  bool stops_after_epoch_ = false;
   std::unique_ptr<SnapshotWriter> writer_;  // null: without a folder
 };
 

@@ -56,6 +56,10 @@ class Table {
   }
 };
 
+bool is_shown(const Field& field, const void* owner, const void* defaults) {
+  return !field.shown_only_when_set || field.get(owner) != field.get(defaults);
+}
+
 }  // namespace
 
 std::string strategy_overview(const DistributedStrategy& strategy) {
@@ -75,9 +79,7 @@ std::string strategy_overview(const DistributedStrategy& strategy) {
     const OptionsView inner = configs->view(&strategy);
     const OptionsView inner_defaults = configs->view(&defaults);
     for (const Field& config : inner.list->fields) {
-      const bool is_default = config.get(inner.object) == config.get(inner_defaults.object);
-      if (config.shown_only_when_set && is_default) continue;
-      table.field(config, inner.object);
+      if (is_shown(config, inner.object, inner_defaults.object)) table.field(config, inner.object);
     }
   }
   table.border();
@@ -85,7 +87,7 @@ std::string strategy_overview(const DistributedStrategy& strategy) {
   table.rule();
   for (const Field& field : options.list->fields) {
     if (field.nested() || configs_of(field.name)) continue;
-    table.field(field, &strategy);
+    if (is_shown(field, &strategy, &defaults)) table.field(field, &strategy);
   }
   table.border();
   return table.text;

@@ -11,6 +11,7 @@ namespace fleet {
 /// The loop of a training program: `update` for every batch of `batches(epoch)`, which calls
 /// `log.step`, and `test` after each epoch; ends early when the log says that it is over. Begins
 /// where the snapshot was that the training goes on from, and saves more of them as they are due.
+/// Throws Stopped (stop_request.h) when a rank was asked to stop.
 ///
 ///   train_epochs(
 ///       config.epochs, log, snapshots, [&](int64_t epoch) { return loader.epoch(epoch); },

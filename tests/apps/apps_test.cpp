@@ -1,5 +1,7 @@
 // The ready programs as a user starts them, on small models.
 
+#include <signal.h>
+
 #include <regex>
 
 #include <gtest/gtest.h>
@@ -120,6 +122,29 @@ TEST(AppsTest, TransformerLearnsAndPrintsTheGuidesLines) {
   const auto right = numbers(text, R"(perplexity [0-9.]+, tokens right ([0-9.]+), [0-9]+ tokens)");
   ASSERT_EQ(right.size(), 1U) << text;
   EXPECT_GT(right[0], 0.1) << "64 words: guessing gives 0.02";
+}
+
+// The loop of the ready programs stops in the middle of an epoch, and goes on there.
+TEST(AppsTest, SigtermSavesAndTheSameCommandGoesOn) {
+  const TemporaryFolder folder;
+  const auto command =
+      joined({"--nproc_per_node=2", beside("bert")},
+             joined(kSmallBert, {"--samples=640", "--batch_size=8", "--save_every=1000",
+                                 "--snapshot_dir=" + folder.path().string()}));
+  Launched run(command, kOneThread);
+  ASSERT_TRUE(eventually([&] { return numbers(run.output(), kStepLine).size() >= 3; }, kPatience));
+  run.send(SIGTERM);
+  ASSERT_EQ(run.wait(kPatience), 143) << run.output();
+  const auto made =
+      numbers(run.output(), R"(\[stop\] all ranks stop after update ([0-9]+): saved)");
+  ASSERT_EQ(made.size(), 1U) << run.output();
+  EXPECT_EQ(run.output().find("[test]"), std::string::npos) << "nothing that belongs to the end";
+
+  Launched again(command, kOneThread);
+  ASSERT_EQ(again.wait(kPatience), 0) << again.output();
+  EXPECT_TRUE(
+      says(again.output(), format("goes on after update {:.0f}, from ", made[0]), "[test]"));
+  EXPECT_EQ(numbers(again.output(), kStepLine).size(), static_cast<size_t>(40 - made[0]));
 }
 
 TEST(AppsTest, Resnet50FromListsOfJpegFiles) {

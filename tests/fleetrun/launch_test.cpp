@@ -178,7 +178,18 @@ TEST(FleetrunTest, EndsAStoppedRank) {
   Launched job({"--nproc_per_node", "2", "sh", "-c",
                 with_pid("if [ $RANK = 1 ]; then sleep 0.3; exit 5; fi; kill -STOP $$")});
   EXPECT_EQ(job.wait(4s), 5) << "SIGTERM must reach a rank that is stopped";
+  EXPECT_TRUE(has(job.output(), ") is stopped (SIGSTOP or a debugger)\n")) << job.output();
   EXPECT_TRUE(all_gone(pids(job, 2)));
+}
+
+TEST(FleetrunTest, StoppedRankThatNobodyWaitsForIsALostOne) {
+  Launched job({"--nproc_per_node=2", "--peer_timeout_s=0.5", "--max_restarts=1", "sh", "-c",
+                "[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && kill -STOP $$; exit 0"});
+  EXPECT_EQ(job.wait(), 0) << job.output();
+  EXPECT_TRUE(has(job.output(),
+                  ") is stopped (SIGSTOP or a debugger), for more than 0.5 s: restart "
+                  "1 of 1"))
+      << job.output();
 }
 
 TEST(FleetrunTest, ProcessesOfARankEndWithIt) {
@@ -249,6 +260,70 @@ TEST(FleetrunTest, RestartsAllRanksAndKeepsTheirLogs) {
 TEST(FleetrunTest, RestartsEndWithTheLastExitCode) {
   Launched job({"--max_restarts=1", "sh", "-c", "exit $((TORCHELASTIC_RESTART_COUNT + 10))"});
   EXPECT_EQ(job.wait(), 11) << job.output();
+}
+
+TEST(FleetrunTest, RestartsThatFailAtOnceComeSlower) {
+  const auto begin = std::chrono::steady_clock::now();
+  Launched job({"--max_restarts=3", "sh", "-c", "exit 3"});
+  EXPECT_EQ(job.wait(), 3) << job.output();
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, 3s) << "1 s and 2 s";
+  EXPECT_TRUE(
+      has(job.output(), "2 attempts in a row failed within 3 s: the next one begins in 1 s"))
+      << job.output();
+  EXPECT_TRUE(
+      has(job.output(), "3 attempts in a row failed within 3 s: the next one begins in 2 s"))
+      << job.output();
+}
+
+TEST(FleetrunTest, ProgramThatAShellDoesNotFindIsNotTriedAgain) {
+  Launched job({"--max_restarts=3", "sh", "-c", "exec no-such-program"});
+  EXPECT_EQ(job.wait(), 127) << job.output();
+  EXPECT_FALSE(has(job.output(), "restart 1 of 3")) << job.output();
+}
+
+TEST(FleetrunTest, RankThatWasAskedToStopIsNotStartedAgain) {
+  Launched job({"--nproc_per_node=2", "--max_restarts=3", "sh", "-c", "exit 143"});
+  EXPECT_EQ(job.wait(), 143) << job.output();
+  EXPECT_TRUE(has(job.output(), "was asked to stop and left in order after 0.")) << job.output();
+  EXPECT_FALSE(has(job.output(), "restart 1")) << job.output();
+  EXPECT_FALSE(has(job.output(), "error:")) << job.output();
+}
+
+TEST(FleetrunTest, RankThatHandlesSigtermGetsTimeToSave) {
+  Launched job(
+      {"--grace_s=0.2", "sh", "-c",
+       "trap 'sleep 1; echo saved; exit 143' TERM; " + with_pid("while :; do sleep 0.05; done")});
+  pids(job, 1);
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait(), 143) << job.output();
+  EXPECT_TRUE(has(job.log(0), "saved\n")) << job.output();
+}
+
+TEST(FleetrunTest, TimeToSaveHasAnEnd) {
+  Launched job({"--save_grace_s=0.3", "sh", "-c",
+                "trap 'echo deaf' TERM; " + with_pid("while :; do sleep 0.05; done")});
+  const auto processes = pids(job, 1);
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait(5s), 143) << job.output();
+  EXPECT_TRUE(all_gone(processes));
+}
+
+TEST(FleetrunTest, WarningOfASchedulerIsPassedOnAndSigtermAfterItKillsNobody) {
+  Launched job({"sh", "-c",
+                "trap 'echo got TERM; sleep 1.5; echo saved; exit 143' TERM; " +
+                    with_pid("while :; do sleep 0.05; done")});
+  pids(job, 1);
+  job.send(SIGUSR1);
+  ASSERT_TRUE(eventually([&] { return has(job.log(0), "got TERM\n"); })) << job.output();
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait(), 143) << job.output();
+  EXPECT_TRUE(has(job.log(0), "saved\n")) << job.output();
+}
+
+TEST(FleetrunTest, PeerTimeoutReachesTheRanks) {
+  Launched job({"--peer_timeout_s=2.5", "sh", "-c", "echo limit $FLEET_TIMEOUT_S"});
+  EXPECT_EQ(job.wait(), 0) << job.output();
+  EXPECT_EQ(job.log(0), "limit 2.5\n");
 }
 
 TEST(FleetrunTest, WrongCommandLineExitsWithTwo) {

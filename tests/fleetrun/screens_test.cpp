@@ -59,6 +59,8 @@ TEST(ScreensTest, ConfigurationBlockIsSortedAndSaysNone) {
             "nnodes: None\n"
             "node_rank: None\n"
             "nproc_per_node: None\n"
+            "peer_timeout_s: None\n"
+            "save_grace_s: 120\n"
             "training_script: ./train\n"
             "training_script_args: ['--lr', '0.1']\n"
             "------------------------------------------------");

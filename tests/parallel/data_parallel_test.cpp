@@ -1,6 +1,7 @@
 #include "fleet/parallel/data_parallel.h"
 
 #include <mutex>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <torch/nn/functional/activation.h>
@@ -8,6 +9,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+
+#include "fleet/core/stop_request.h"
 
 #include "tests/support/thread_ranks.h"
 
@@ -256,6 +259,52 @@ TEST(DataParallelTest, CutsResNet50sParametersIntoTheGuidesFiveBuckets) {
     counted.narrow(0, bucket.begin, bucket.end - bucket.begin).add_(1);
   }
   EXPECT_TRUE((counted == 1).all().item<bool>());
+}
+
+TEST(DataParallelTest, HeadTellsEveryRankHowLongEachComputed) {
+  for (const int64_t places : {0, 2}) {
+    run_ranks(2, [&](const testing::Comm& comm) {
+      Net net(7);
+      ParameterArena arena(net, {.head_places = places});
+      DataParallel parallel(arena, comm, {});
+      const auto update = [&] {
+        arena.begin_window();
+        std::this_thread::sleep_for(std::chrono::milliseconds(comm->rank() == 1 ? 50 : 1));
+        parallel.listen();
+        net->forward(sample(comm->rank()), true).backward();
+        return parallel.wait().compute_seconds;
+      };
+      EXPECT_TRUE(update().empty()) << "nobody has begun to count";
+      parallel.begin_computing();
+      const auto seconds = update();
+      ASSERT_EQ(seconds.size(), static_cast<size_t>(places));
+      if (places > 0) {
+        EXPECT_GT(seconds[1], seconds[0] + 0.02);
+      }
+    });
+  }
+}
+
+TEST(DataParallelTest, HeadTellsEveryRankThatOneWasAskedToStop) {
+  const StopSignals signals;  // forgets the request in the end
+  run_ranks(2, [](const testing::Comm& comm) {
+    Net net(7);
+    ParameterArena arena(net);
+    DataParallel parallel(arena, comm, {});
+    const auto update = [&] {
+      arena.begin_window();
+      parallel.listen();
+      net->forward(sample(comm->rank()), true).backward();
+      return parallel.wait().stop;
+    };
+    EXPECT_FALSE(update());
+    comm->barrier("nobody was asked so far");
+    if (comm->rank() == 1) request_stop();
+    comm->barrier("now one was");
+    EXPECT_TRUE(update());
+    parallel.set_alone(true);
+    EXPECT_FALSE(update()) << "what one rank knows alone is not agreed on";
+  });
 }
 
 }  // namespace

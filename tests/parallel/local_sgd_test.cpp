@@ -7,6 +7,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include "fleet/core/stop_request.h"
+
 #include "tests/support/says.h"
 #include "tests/support/thread_ranks.h"
 
@@ -66,6 +68,25 @@ TEST_P(LocalSgdTest, AveragesOnEveryKthCallAndLeavesAllRanksAlike) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, LocalSgdTest, ::testing::Values(2, 3, 4));
+
+// Between a rank that is at the end of its epoch and one that is not there is no moment to stop at.
+TEST(LocalSgdTest, ARequestToStopIsAgreedOnWhereAllRanksAreAtTheSamePlace) {
+  const StopSignals signals;  // forgets the request in the end
+  run_ranks(2, [](const Comm& comm) {
+    Rank rank(comm, {.k_steps = 2});
+    rank.step(1);
+    EXPECT_FALSE(rank.step(1).stop);
+    comm->barrier("nobody was asked so far");
+    request_stop();
+    if (comm->rank() == 1) {
+      rank.step(1);
+      EXPECT_FALSE(rank.step(1).stop) << "rank 0 has ended its epoch";
+    }
+    EXPECT_TRUE(rank.local.end_epoch().stop);
+    rank.step(1);
+    EXPECT_TRUE(rank.step(1).stop);
+  });
+}
 
 TEST(LocalSgdTest, RanksWeighWhatTheyLearnedFrom) {
   run_ranks(2, [](const Comm& comm) {

@@ -18,9 +18,13 @@
 
 #include "fleet/fleet.h"
 
+#include "tests/ranks/spoken.h"
+
 namespace {
 
 using namespace std::chrono_literals;
+using fleet::launch::digest;
+using fleet::launch::say;
 
 constexpr int64_t kGlobalBatch = 32;
 
@@ -31,12 +35,6 @@ struct Fault {
 };
 
 int number(const char* text) { return std::atoi(text); }
-
-// What this rank says for the tests, whole lines at once.
-void say(const std::string& line) {
-  std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
-}
 
 void meet(const Fault& fault) {
   say(fleet::format("meets {}", fault.kind));
@@ -56,16 +54,6 @@ fleet::Batch share(int64_t step) {
   const fleet::Batch all{data, data.narrow(1, 0, 4).tanh()};
   const int64_t own = kGlobalBatch / fleet::worker_num();
   return all.slice(fleet::worker_index() * own, (fleet::worker_index() + 1) * own);
-}
-
-uint64_t digest(const torch::nn::Sequential& net) {
-  uint64_t value = 14695981039346656037ull;
-  for (const auto& parameter : net->parameters()) {
-    const auto flat = parameter.detach().contiguous();
-    const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
-    for (size_t i = 0; i < flat.nbytes(); ++i) value = (value ^ bytes[i]) * 1099511628211ull;
-  }
-  return value;
 }
 
 struct Farewell {
@@ -89,7 +77,7 @@ int train(int64_t steps, const Fault& fault) {
       say(fleet::format("step {} loss {:.9g}", step, report.loss));
     }
   }
-  say(fleet::format("digest {:016x}", digest(net)));
+  say(fleet::format("digest {:016x}", digest(net->parameters())));
   return 0;
 }
 

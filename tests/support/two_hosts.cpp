@@ -62,6 +62,10 @@ bool TwoHosts::unplug(int host) const {
   return run({"ip", "-n", space(host), "link", "set", cable(host), "down"});
 }
 
+bool TwoHosts::plug_in(int host) const {
+  return run({"ip", "-n", space(host), "link", "set", cable(host), "up"});
+}
+
 bool TwoHosts::limit_rate(int host, int mbit) {
   return run({"tc", "qdisc", "replace", "dev", cable(host), "root", "tbf", "rate",
               format("{}mbit", mbit), "burst", "64kb", "latency", "100ms"});

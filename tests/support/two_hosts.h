@@ -24,6 +24,7 @@ class TwoHosts {
   std::vector<std::string> on(int host) const;
   /// As when somebody pulls the cable: nothing arrives, and nobody is told.
   bool unplug(int host) const;
+  bool plug_in(int host) const;
   /// Called on that host itself: from here on it sends so many Mbit/s at most. False when it cannot
   /// be.
   static bool limit_rate(int host, int mbit);

@@ -16,6 +16,15 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLookEvery{20};
 constexpr milliseconds kKillWait{5000};  // a process in an uninterruptible call dies late
+constexpr milliseconds kSameRequest{1000};
+
+// Schedulers send a warning (SIGUSR1) and then SIGTERM, or SIGTERM by two ways at once: only what
+// comes later, or from a keyboard, means that somebody will not wait.
+bool is_impatient(int signal, int asked_by, Clock::duration passed) {
+  if (signal == SIGCHLD || signal == SIGUSR1) return false;
+  if (signal == SIGINT || asked_by == 0 || asked_by == SIGINT) return true;
+  return asked_by != SIGUSR1 && passed > kSameRequest;
+}
 
 }  // namespace
 
@@ -62,28 +71,55 @@ bool Crew::all_ended() {
                      [](Worker& worker) { return worker.ending().has_value(); });
 }
 
-bool Crew::anything_left() {
-  if (!all_ended()) return true;
+bool Crew::anything_left() { return !all_ended() || !living_in(groups()).empty(); }
+
+std::vector<pid_t> Crew::groups() const {
   std::vector<pid_t> groups;
   for (const auto& worker : workers_) groups.push_back(worker.pid());
-  return any_group_lives(groups);
+  return groups;
 }
 
-void Crew::send(int signal) const {
-  for (const auto& worker : workers_) worker.send(signal);
+std::vector<size_t> Crew::stopped() const {
+  std::vector<size_t> ranks;
+  for (size_t rank = 0; rank < workers_.size(); ++rank)
+    if (workers_[rank].is_stopped()) ranks.push_back(rank);
+  return ranks;
 }
 
-void Crew::end(const std::vector<int>& signals, std::chrono::duration<double> grace,
-               SignalInbox& inbox) {
+bool Crew::none_runs() {
+  return std::all_of(workers_.begin(), workers_.end(), [](Worker& worker) {
+    return worker.ending().has_value() || worker.is_stopped();
+  });
+}
+
+bool Crew::any_handles(int signal) const {
+  const auto processes = living_in(groups());
+  return std::any_of(processes.begin(), processes.end(),
+                     [&](pid_t pid) { return handles_signal(pid, signal); });
+}
+
+void Crew::send(int signal, bool group_is_broken) const {
+  for (const auto& worker : workers_) {
+    if (group_is_broken && signal == SIGTERM) {
+      worker.send_broken();
+    } else {
+      worker.send(signal);
+    }
+  }
+}
+
+void Crew::end(const Farewell& farewell, SignalInbox& inbox) {
   const auto begin = Clock::now();
-  const auto step = grace / static_cast<double>(std::max<size_t>(signals.size(), 1));
+  const auto& signals = farewell.signals;
+  const auto step = farewell.grace / static_cast<double>(std::max<size_t>(signals.size(), 1));
   size_t sent = 0;
   while (anything_left()) {
     const auto passed = Clock::now() - begin;
-    if (sent < signals.size() && passed >= step * static_cast<double>(sent)) send(signals[sent++]);
-    if (passed >= grace) break;
+    if (sent < signals.size() && passed >= step * static_cast<double>(sent))
+      send(signals[sent++], farewell.group_is_broken);
+    if (passed >= farewell.grace) break;
     const auto signal = inbox.next(kLookEvery);
-    if (signal && *signal != SIGCHLD) {
+    if (signal && is_impatient(*signal, farewell.asked_by, passed)) {
       log::warn("fleetrun", format("{} again: killing all ranks", signal_name(*signal)));
       break;
     }
@@ -96,7 +132,7 @@ void Crew::kill_and_reap() {
   if (workers_.empty()) return;
   const auto deadline = Clock::now() + kKillWait;
   while (anything_left() && Clock::now() < deadline) {
-    send(SIGKILL);
+    send(SIGKILL, false);
     std::this_thread::sleep_for(milliseconds(2));
   }
   for (auto& worker : workers_)

@@ -14,11 +14,19 @@
 
 namespace fleet::launch {
 
+/// How ranks are ended.
+struct Farewell {
+  std::vector<int> signals;                // one after the other, spread over `grace`
+  std::chrono::duration<double> grace{0};  // then SIGKILL
+  bool group_is_broken = false;            // a rank is lost: there is nothing left to save
+  int asked_by = 0;                        // the signal of the user's that is the reason, if any
+};
+
 /// All ranks of this node during one attempt: started together, ended together.
 ///
 ///   Crew crew(program, environments, logs, watchdog);
 ///   while (!crew.all_ended()) inbox.next(100ms);
-///   crew.end({SIGTERM}, 5s, inbox);
+///   crew.end({.signals = {SIGTERM}, .grace = 5s}, inbox);
 class Crew {
  public:
   /// `environments` and `logs` by local rank. When one cannot be started, those already started are
@@ -40,15 +48,21 @@ class Crew {
                const WorkerLog& log, Watchdog& watchdog);
   Echo& echo() { return *echo_; }
 
-  /// Sends `signals` one after the other, spread over `grace`, then SIGKILL, to whatever is left of
-  /// every rank's group; a signal of the user's on the way brings SIGKILL at once. Returns when
-  /// nothing is left, and rank 0's output is complete.
-  void end(const std::vector<int>& signals, std::chrono::duration<double> grace,
-           SignalInbox& inbox);
+  /// Local ranks that are stopped (SIGSTOP).
+  std::vector<size_t> stopped() const;
+  /// Nothing is left but what is stopped.
+  bool none_runs();
+  /// A rank, or what it has started, has a handler for that signal.
+  bool any_handles(int signal) const;
+
+  /// Says farewell to whatever is left of every rank's group; a further signal of the user's on the
+  /// way brings SIGKILL at once. Returns when nothing is left, and rank 0's output is complete.
+  void end(const Farewell& farewell, SignalInbox& inbox);
 
  private:
   bool anything_left();
-  void send(int signal) const;
+  std::vector<pid_t> groups() const;
+  void send(int signal, bool group_is_broken) const;
   void kill_and_reap();
 
   std::unique_ptr<Echo> echo_;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,7 +38,7 @@ class Launcher {
   /// Why the ranks have to be ended, and how.
   struct Stop {
     std::vector<Failure> failures;  // not empty
-    std::vector<int> signals;       // one after the other, before SIGKILL
+    Farewell farewell;
   };
   /// Until success everywhere (nothing), or a failure anywhere and a moment more for others that
   /// may explain it.
@@ -45,7 +47,25 @@ class Launcher {
   /// The failure that all nodes name.
   Failure agree(NodeLink& link) const;
 
+  /// A pause before a restart when one after the other fails at once; only node 0 makes it, for the
+  /// others wait for it. Returns the signal that ended it early.
+  std::optional<int> back_off();
+  void count_quick_failures(std::chrono::duration<double> attempt_lasted);
+  /// Says whom the others wait for; a failure when it has been too long.
+  std::optional<Failure> wait_for_lost_node(const NodeLink::View& view,
+                                            std::chrono::duration<double> waited);
+  Failure report_stop(NodeLink& link, int signal) const;
+  /// Says who is stopped, and who runs again.
+  void look_for_stopped(Crew& crew);
+  /// A rank that nobody may be waiting for any more: the others have ended.
+  std::optional<size_t> stopped_too_long(const Crew& crew) const;
+  Failure describe_stopped(const Crew& crew, size_t local_rank) const;
+  double peer_limit_s() const;
+  /// What becomes of the ranks after `failures`, the user's wish among them.
+  Stop stop_after(std::vector<Failure> failures, const Crew& crew, int asked_by) const;
+
   Failure describe(Crew& crew, size_t local_rank) const;
+  std::string name_of(const Crew& crew, size_t local_rank) const;
   Failure stopped_by(int signal) const;
   void announce() const;
   std::vector<Environment> environments(int attempt) const;
@@ -57,6 +77,10 @@ class Launcher {
   const std::string log_dir_;  // absolute
   std::vector<WorkerLog> logs_;
   int max_restarts_ = 0;
+  int quick_failures_ = 0;  // attempts in a row that failed at once
+  std::map<size_t, std::chrono::steady_clock::time_point> stopped_since_;  // local ranks
+  std::chrono::steady_clock::time_point next_look_;
+  std::chrono::steady_clock::time_point next_word_;
   Cluster cluster_;
 };
 

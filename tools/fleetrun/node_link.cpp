@@ -26,6 +26,8 @@ std::string name_of(const Cluster& cluster, int node) {
 
 }  // namespace
 
+std::string times_vanished_key(int node) { return format("vanished/{}", node); }
+
 // Kept alive by the thread as well: a thread that hangs in the store is left behind at the end.
 struct NodeLink::Shared {
   Shared(const comm::Store& store, const Cluster& cluster)
@@ -135,19 +137,23 @@ void NodeLink::Shared::beat() {
   for (int node = 1; node < count; ++node) {
     auto& last = last_beat[static_cast<size_t>(node)];
     const auto beats = table->add(format("beat/{}", node), 0);
-    if (beats != last.count) last = {beats, Clock::now()};
+    if (beats != last.count) {
+      last = {beats, Clock::now()};
+      const std::lock_guard lock(mutex);
+      vanished.erase(node);  // it has come back
+    }
     const bool has_left = table->try_get(format("left/{}", node)).has_value();
     if (has_left || Clock::now() - last.seen < kSilence) continue;
     const std::lock_guard lock(mutex);
     if (!vanished.insert(node).second) continue;
     const Failure failure{.node = node,
                           .what = format("fleetrun on {} has not been heard of for {} s",
-                                         name_of(cluster, node), kSilence.count()),
-                          .restartable = false};
-    outgoing.push_back(
-        [text = failure.to_json(), prefix = format("attempt/{}/", attempt)](comm::Store& store) {
-          store.set(format("{}failure/{}", prefix, store.add(prefix + "failed", 1)), text);
-        });
+                                         name_of(cluster, node), kSilence.count())};
+    outgoing.push_back([text = failure.to_json(), prefix = format("attempt/{}/", attempt),
+                        key = times_vanished_key(node)](comm::Store& store) {
+      store.add(key, 1);
+      store.set(format("{}failure/{}", prefix, store.add(prefix + "failed", 1)), text);
+    });
   }
 }
 
@@ -178,13 +184,18 @@ void NodeLink::begin(int attempt) {
     if (shared_->alone()) shared_->view.ready = 1;
   }
   if (shared_->alone()) return;
-  shared_->send([key = shared_->key("ready")](comm::Store& store) { store.add(key, 1); });
+  shared_->send([key = shared_->key("ready"), attempt,
+                 node = shared_->cluster.node_rank](comm::Store& store) {
+    if (node == 0) store.set(kAttemptKey, format("{}", attempt));
+    store.add(key, 1);
+  });
 }
 
 NodeLink::View NodeLink::view() const {
   const std::lock_guard lock(shared_->mutex);
   View view = shared_->view;
   if (shared_->alone()) return view;
+  view.vanished.assign(shared_->vanished.begin(), shared_->vanished.end());
   auto lost = shared_->lost;
   if (!lost && Clock::now() - shared_->last_contact > kSilence)
     lost = Failure{.node = 0,

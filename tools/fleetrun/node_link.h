@@ -13,6 +13,10 @@
 
 namespace fleet::launch {
 
+/// Keys of the launchers' table that a node needs which takes the place of one that vanished.
+std::string times_vanished_key(int node);
+constexpr auto kAttemptKey = "attempt";
+
 /// What the launchers of all nodes tell each other while the ranks run: failures, ends, restarts
 /// and that they are alive. All traffic is in a thread of its own, so that a node 0 that no longer
 /// answers cannot hold up the supervision here. On a single node it is a notice board without a
@@ -34,9 +38,11 @@ class NodeLink {
     std::optional<Failure> verdict;  // node 0's choice among them
     int ready = 0;                   // nodes that have arrived at this attempt
     int done = 0;                    // nodes whose ranks have all succeeded
+    std::vector<int> vanished;       // nodes of which node 0 hears nothing; known there only
   };
 
-  /// Enters an attempt: what is seen and said from now on belongs to it.
+  /// Enters an attempt: what is seen and said from now on belongs to it. Node 0 tells nodes that
+  /// come back later which one it is (`kAttemptKey`).
   void begin(int attempt);
   View view() const;
 

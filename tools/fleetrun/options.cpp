@@ -91,6 +91,17 @@ const FieldList& fields_of(const Options*) {
               .at_least(0)
               .at_most(86400)
               .in_unit("seconds"),
+          field<&Options::save_grace_s>(
+              "save_grace_s", "the same after SIGTERM for ranks that handle it: they save first")
+              .at_least(0)
+              .at_most(86400)
+              .in_unit("seconds"),
+          field<&Options::peer_timeout_s>(
+              "peer_timeout_s",
+              "how long a rank waits for a silent one; none: FLEET_TIMEOUT_S, else 600")
+              .at_least(0.001)
+              .at_most(31536000)
+              .in_unit("seconds"),
           field<&Options::join_timeout_s>("join_timeout_s", "how long nodes wait for each other")
               .at_least(0)
               .at_most(31536000)

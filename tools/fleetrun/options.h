@@ -33,6 +33,8 @@ struct Options {
   bool elastic = false;
   int min_ranks = 1;
   double grace_s = 5;
+  double save_grace_s = 120;
+  double peer_timeout_s = 0;  // 0: not given
   double join_timeout_s = 600;
   std::string program = {};
   std::vector<std::string> program_args = {};

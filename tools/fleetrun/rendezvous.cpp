@@ -11,6 +11,7 @@
 #include "fleet/core/log.h"
 
 #include "tools/fleetrun/network.h"
+#include "tools/fleetrun/node_link.h"
 
 namespace fleet::launch {
 namespace {
@@ -22,6 +23,7 @@ constexpr auto kStoreTimeout = 30s;
 constexpr auto kSayEvery = 10s;
 constexpr auto kAskEvery = 100ms;
 constexpr auto kConnectSlice = 500ms;
+constexpr double kMissedAfter_s = 15;  // a little more than node 0 takes for it
 constexpr int kFirstPort = 6070;  // of the ranks' endpoints on several nodes, as in the original
 
 // A finite wait that says regularly what it waits for and ends on Ctrl-C.
@@ -89,15 +91,34 @@ std::string introduction(const Options& options, const Node& node) {
       .dump();
 }
 
+std::string joined_key(int node) { return format("joined/{}", node); }
+
+// A node that was here `times` before may come again once node 0 has missed it as many times.
+void wait_for_place(comm::Store& table, const Cluster& cluster, int64_t times, SignalInbox& inbox) {
+  const int node = cluster.node_rank;
+  Patience patience(kMissedAfter_s, inbox);
+  while (table.add(times_vanished_key(node), 0) < times) {
+    if (patience.wait(format("node 0 to miss the node {} before this one", node))) continue;
+    table.add(joined_key(node), -1);
+    throw Error("fleetrun", format("node {} has joined already", node),
+                "give every node its own --node_rank");
+  }
+  const auto before = nlohmann::json::parse(table.get(format("node/{}", node)));
+  if (before.at("endpoints") == nlohmann::json(cluster.own().endpoints)) return;
+  throw Error("fleetrun",
+              format("node {} had other ranks before, at {}, and the job still counts on them",
+                     node, before.at("endpoints").dump()),
+              "start it with the same flags as before");
+}
+
 // Every node writes its own introduction and reads the others'.
 Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster,
                     SignalInbox& inbox) {
   auto table = store.prefixed("fleetrun");
   const int count = options.node_count();
   const auto key = [](int node) { return format("node/{}", node); };
-  if (table.add(format("joined/{}", cluster.node_rank), 1) != 1)
-    throw Error("fleetrun", format("node {} has joined already", cluster.node_rank),
-                "give every node its own --node_rank");
+  const auto joined = table.add(joined_key(cluster.node_rank), 1);
+  if (joined > 1) wait_for_place(table, cluster, joined - 1, inbox);
   table.set(key(cluster.node_rank), introduction(options, cluster.own()));
 
   Patience patience(options.join_timeout_s, inbox);
@@ -123,7 +144,8 @@ Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster,
   }
   if (max_restarts != options.max_restarts)
     log::info("fleetrun", format("--max_restarts {} of node 0 is in force", max_restarts));
-  return {std::move(store), std::move(cluster), max_restarts};
+  const auto attempt = joined > 1 ? table.try_get(kAttemptKey) : std::nullopt;
+  return {std::move(store), std::move(cluster), max_restarts, attempt ? std::stoi(*attempt) : 0};
 }
 
 }  // namespace

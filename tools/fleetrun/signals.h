@@ -20,7 +20,7 @@ struct Interrupted {
 /// the background of a script) stay ignored.
 ///
 ///   SignalInbox inbox;
-///   if (auto signal = inbox.next(100ms)) ...   // SIGCHLD, SIGINT, SIGTERM or SIGHUP
+///   if (auto signal = inbox.next(100ms)) ...   // SIGCHLD, SIGINT, SIGTERM ...
 class SignalInbox {
  public:
   SignalInbox();

@@ -145,6 +145,14 @@ void Worker::send(int signal) const {
   ::kill(-pid_, SIGCONT);
 }
 
+void Worker::send_broken() const {
+  if (reaped_) return;
+  sigval about{};
+  about.sival_int = kGroupIsBroken;
+  for (const pid_t pid : living_in({pid_})) ::sigqueue(pid, SIGTERM, about);
+  send(SIGTERM);
+}
+
 void Worker::reap() {
   if (reaped_) return;
   reaped_ = true;
@@ -153,7 +161,8 @@ void Worker::reap() {
   }
 }
 
-bool any_group_lives(const std::vector<pid_t>& groups) {
+std::vector<pid_t> living_in(const std::vector<pid_t>& groups) {
+  std::vector<pid_t> living;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc", error)) {
     const auto name = entry.path().filename().string();
@@ -169,9 +178,9 @@ bool any_group_lives(const std::vector<pid_t>& groups) {
       continue;
     if (state != 'Z' && state != 'X' &&
         std::find(groups.begin(), groups.end(), group) != groups.end())
-      return true;
+      living.push_back(std::stoi(name));
   }
-  return false;
+  return living;
 }
 
 }  // namespace fleet::launch

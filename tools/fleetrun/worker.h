@@ -8,6 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "fleet/core/process_state.h"
+#include "fleet/core/stop_request.h"
+
 #include "tools/fleetrun/program.h"
 #include "tools/fleetrun/watchdog.h"
 
@@ -23,6 +26,11 @@ struct Ending {
   bool success() const { return code == 0 && signal == 0; }
   /// A crash or a kill of its own, not the exception that a lost peer causes in the others.
   bool crashed() const;
+  /// It was asked to stop, and did so in order (fleet::Stopped).
+  bool stopped_in_order() const { return signal == 0 && code == Stopped::kExitCode; }
+  /// Whether another start may end better: not after a wrong command line, or when a shell has not
+  /// found its program.
+  bool mendable() const { return signal != 0 || (code != 2 && code != 126 && code != 127); }
   /// As a shell reports it: 128 + number for a signal.
   int exit_code() const { return signal != 0 ? 128 + signal : code; }
   /// "exited with code 3" or "was ended by signal 11 (SIGSEGV, Segmentation fault)".
@@ -52,6 +60,9 @@ class Worker {
   std::chrono::duration<double> lifetime() const;
   /// To everything in its group; wakes a stopped one so that it can obey.
   void send(int signal) const;
+  /// SIGTERM after the loss of another rank: one that would save first ends at once.
+  void send_broken() const;
+  bool is_stopped() const { return !ending_ && is_process_stopped(pid_); }
   void reap();
 
  private:
@@ -63,7 +74,7 @@ class Worker {
   std::optional<Ending> ending_;
 };
 
-/// Whether any of these process groups still has a process that is not a zombie.
-bool any_group_lives(const std::vector<pid_t>& groups);
+/// The processes of these groups that are not zombies.
+std::vector<pid_t> living_in(const std::vector<pid_t>& groups);
 
 }  // namespace fleet::launch
