@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <sstream>
 
-#include "fleet/comm/local_process.h"
+#include "fleet/comm/host_id.h"
 #include "fleet/comm/peer_watch.h"
 #include "fleet/core/format.h"
+#include "fleet/core/process_state.h"
 
 namespace fleet::comm {
 namespace {
@@ -37,7 +38,7 @@ Liveness::Liveness(Store store, int rank, milliseconds timeout)
       wait_began_(Clock::now()) {
   const int pid = ::getpid();
   own_.life = table_.add(lives_key(rank), 1);
-  table_.set(who_key(own_), format("{}\n{} {}", host_, pid, process_stat(pid).started));
+  table_.set(who_key(own_), format("{}\n{} {}", host_, pid, process_state(pid).started));
   table_.set(taken_key(rank), "1");
   table_.add("changes", 1);
 }
@@ -86,8 +87,8 @@ bool Liveness::has_ended_here(const Seat& seat) {
   if (seat == own_) return false;
   const auto& process = process_of(seat);
   if (process.host != host_) return false;
-  const auto stat = process_stat(process.pid);
-  return stat.has_ended() || stat.started != process.started;
+  const auto state = process_state(process.pid);
+  return state.has_ended() || state.started != process.started;
 }
 
 bool Liveness::is_said_to_be_gone(const Seat& seat, int64_t changes) {

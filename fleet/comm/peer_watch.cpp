@@ -8,8 +8,9 @@
 #include <thread>
 
 #include "fleet/comm/hanging_thread.h"
-#include "fleet/comm/local_process.h"
+#include "fleet/comm/host_id.h"
 #include "fleet/core/format.h"
+#include "fleet/core/process_state.h"
 
 namespace fleet::comm {
 namespace {
@@ -152,7 +153,7 @@ std::string PeerWatch::local_state(int peer) const {
   if (peers_.size() != static_cast<size_t>(size_)) return "";
   const auto& identity = peers_[static_cast<size_t>(peer)];
   if (identity.host_id != peers_[static_cast<size_t>(rank_)].host_id) return "";
-  switch (process_stat(identity.pid).state) {
+  switch (process_state(identity.pid).letter) {
     case '\0':
     case 'Z':
     case 'X':

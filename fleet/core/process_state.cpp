@@ -1,25 +1,29 @@
 #include "fleet/core/process_state.h"
 
-#include <cstdint>
 #include <fstream>
+#include <sstream>
 #include <string>
 
 #include "fleet/core/format.h"
 
 namespace fleet {
 
-// The letter follows the last ')': a program's name may hold anything.
-char process_state(int pid) {
+ProcessState process_state(int pid) {
   std::ifstream file(format("/proc/{}/stat", pid));
   std::string text;
   std::getline(file, text);
+  // "pid (name) letter parent ...", where the name may hold anything; the start is the 20th word
+  // behind it.
   const auto close = text.rfind(") ");
-  return close == std::string::npos || close + 2 >= text.size() ? '\0' : text[close + 2];
-}
-
-bool is_process_stopped(int pid) {
-  const char state = process_state(pid);
-  return state == 'T' || state == 't';
+  if (close == std::string::npos) return {};
+  std::istringstream words(text.substr(close + 2));
+  ProcessState state;
+  words >> state.letter;
+  std::string skipped;
+  constexpr int kBetween = 18;
+  for (int i = 0; i < kBetween; ++i) words >> skipped;
+  words >> state.started;
+  return state;
 }
 
 bool handles_signal(int pid, int signal) {

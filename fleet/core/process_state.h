@@ -1,13 +1,18 @@
 #pragma once
 
+#include <cstdint>
+
 namespace fleet {
 
-/// The letter that the kernel has for the state of a process of this machine (/proc/PID/stat): 'T'
-/// or 't' when it is stopped, 'Z' when it has ended, and '\0' when there is none.
-char process_state(int pid);
+/// What the kernel says of a process of this machine (/proc/PID/stat).
+struct ProcessState {
+  char letter = '\0';    // as in ps: T stopped, t by a debugger, Z a zombie; '\0': there is none
+  uint64_t started = 0;  // tells it from an earlier one with the same number
 
-/// Whether it is stopped, by SIGSTOP or a debugger.
-bool is_process_stopped(int pid);
+  bool is_stopped() const { return letter == 'T' || letter == 't'; }
+  bool has_ended() const { return letter == '\0' || letter == 'Z' || letter == 'X'; }
+};
+ProcessState process_state(int pid);
 
 /// Whether it has a handler for that signal.
 bool handles_signal(int pid, int signal);

@@ -296,7 +296,8 @@ void Launcher::look_for_stopped(Crew& crew) {
 std::optional<size_t> Launcher::stopped_too_long(const Crew& crew) const {
   const std::chrono::duration<double> limit(peer_limit_s());
   for (const auto& [rank, since] : stopped_since_) {
-    const bool is_debugged = process_state(crew.worker(rank).pid()) == 't';  // somebody thinks
+    const bool is_debugged =
+        process_state(crew.worker(rank).pid()).letter == 't';  // somebody thinks
     if (!is_debugged && Clock::now() - since >= limit + kPeersFirst) return rank;
   }
   return std::nullopt;

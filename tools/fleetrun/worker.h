@@ -62,7 +62,7 @@ class Worker {
   void send(int signal) const;
   /// SIGTERM after the loss of another rank: one that would save first ends at once.
   void send_broken() const;
-  bool is_stopped() const { return !ending_ && is_process_stopped(pid_); }
+  bool is_stopped() const { return !ending_ && process_state(pid_).is_stopped(); }
   void reap();
 
  private:
