@@ -35,7 +35,7 @@ class Ranks {
   /// `rounds` times, and takes part in those of the others until all are content.
   void start(int rank, int64_t last, bool arrives_late, int rounds) {
     threads_.emplace_back([=, this] {
-      const auto store = c10::make_intrusive<MortalStore>(table_, last, spares_);
+      const auto store = c10::make_intrusive<MortalStore>(table_, last, mercy_);
       std::optional<Seat> seat;
       try {
         Liveness liveness(Store::over(store), rank, kLimit);
@@ -62,7 +62,7 @@ class Ranks {
 
  private:
   Store view(int64_t last) {
-    return Store::over(c10::make_intrusive<MortalStore>(table_, last, spares_));
+    return Store::over(c10::make_intrusive<MortalStore>(table_, last, mercy_));
   }
 
   void bury(const Seat& seat) {
@@ -71,6 +71,7 @@ class Ranks {
     content_.erase(seat.rank);
     current_.erase(seat.rank);
     coroner_->declare_gone(seat);
+    mercy_.death_is_known();
   }
 
   void live(Membership& membership, Liveness& liveness, int rounds) {
@@ -92,9 +93,9 @@ class Ranks {
   bool is_over(int rank, bool is_content) {
     const std::lock_guard lock(mutex_);
     if (is_content) content_.insert(rank);
-    if (static_cast<int>(content_.size()) == alive_) spares_ = true;
+    if (static_cast<int>(content_.size()) == alive_) mercy_.grant();
     const auto number = current_.at(rank).number;
-    return spares_ && static_cast<int>(current_.size()) == alive_ &&
+    return mercy_.is_granted() && static_cast<int>(current_.size()) == alive_ &&
            static_cast<int>(current_.at(rank).members.size()) == alive_ &&
            std::all_of(current_.begin(), current_.end(),
                        [&](const auto& item) { return item.second.number == number; });
@@ -113,7 +114,7 @@ class Ranks {
 
   int size_;
   c10::intrusive_ptr<c10d::Store> table_ = c10::make_intrusive<c10d::HashStore>();
-  std::atomic<bool> spares_ = false;
+  Mercy mercy_;
   std::optional<Liveness> coroner_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;  // guards what follows

@@ -2,8 +2,8 @@
 
 #define FMT_HEADER_ONLY 1
 
-#include <atomic>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,13 +15,42 @@ namespace fleet::comm {
 /// The end of a rank that is a thread.
 struct Died {};
 
-/// A rank's view of a table, through which the rank dies: at its `last`th question, unless `spares`
-/// has become true. What it sets then is lost, or, as with bytes that were on their way, arrives
+/// Whether ranks may still die. Granted when nobody is dying, so that no death is unknown then.
+class Mercy {
+ public:
+  bool lets_die() {
+    const std::lock_guard lock(mutex_);
+    if (!is_granted_) ++dying_;
+    return !is_granted_;
+  }
+  void death_is_known() {
+    const std::lock_guard lock(mutex_);
+    --dying_;
+  }
+  /// From here on nobody dies; false while a death is on its way.
+  bool grant() {
+    const std::lock_guard lock(mutex_);
+    is_granted_ = is_granted_ || dying_ == 0;
+    return is_granted_;
+  }
+  bool is_granted() const {
+    const std::lock_guard lock(mutex_);
+    return is_granted_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  bool is_granted_ = false;
+  int dying_ = 0;
+};
+
+/// A rank's view of a table, through which the rank dies: at its `last`th question, unless there is
+/// mercy by then. What it sets then is lost, or, as with bytes that were on their way, arrives
 /// when the rank is known to be dead (`arrive_late`).
 class MortalStore : public c10d::PrefixStore {
  public:
-  MortalStore(c10::intrusive_ptr<c10d::Store> table, int64_t last, const std::atomic<bool>& spares)
-      : PrefixStore("all", std::move(table)), left_(last), spares_(spares) {}
+  MortalStore(c10::intrusive_ptr<c10d::Store> table, int64_t last, Mercy& mercy)
+      : PrefixStore("all", std::move(table)), left_(last), mercy_(mercy) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     if (left_ == 1) late_ = [this, key, value] { PrefixStore::set(key, value); };
@@ -53,11 +82,11 @@ class MortalStore : public c10d::PrefixStore {
 
  private:
   void tick() {
-    if (--left_ == 0 && !spares_) throw Died{};
+    if (--left_ == 0 && mercy_.lets_die()) throw Died{};
   }
 
   int64_t left_;
-  const std::atomic<bool>& spares_;
+  Mercy& mercy_;
   std::function<void()> late_;
 };
 
