@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 
+#include <csignal>
+
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "fleet/comm/communicator.h"
@@ -46,6 +48,15 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Store& store, int rank, int si
   }
 }
 
+// Gloo writes to its sockets as if to files: the signal for a connection that a lost peer has
+// closed would end this process too, before anybody can say whom it has lost. A program's own
+// choice for it stays.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  ::sigaction(SIGPIPE, nullptr, &now);
+  if (now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 void check_backend(const std::string& name) {
@@ -56,6 +67,7 @@ void check_backend(const std::string& name) {
 c10::intrusive_ptr<c10d::Backend> make_backend(const Store& store, int rank, int size,
                                                const CommunicatorOptions& options) {
   check_backend(options.backend);
+  ignore_broken_pipes();
   try {
     return options.backend == "nccl" ? make_nccl(store, rank, size, options)
                                      : make_gloo(store, rank, size, options);
