@@ -214,9 +214,8 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
   for (size_t i = 1; i < ways.size(); ++i) {
     const double seconds = timings[i].best();
     auto remark = format(
-        "{:+.1f} % time ({:+.1f} % by the median), {:.1f}x less activation memory ({:.0f} of "
-        "{:.0f} "
-        "MiB)",
+        "{:+.1f} % time ({:+.1f} % by the median), {:.1f}x less activation memory "
+        "({:.0f} of {:.0f} MiB)",
         100 * (seconds / plain_s - 1), 100 * (timings[i].median() / timings[0].median() - 1),
         mib(plain.peak) / mib(peaks[i]), mib(peaks[i]), mib(plain.peak));
     if (ways[i].plan) {

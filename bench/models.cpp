@@ -9,6 +9,7 @@
 
 #include "fleet/applications/synthetic.h"
 #include "fleet/core/format.h"
+#include "fleet/core/resident_memory.h"
 #include "fleet/optim/adam.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/precision/low_precision_speed.h"
@@ -49,13 +50,6 @@ void forget_memory() {
   ::malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << "5";
 }
-double resident_peak() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) / 1024;
-  }
-  return 0;
-}
 
 // Alternately one update of Fleet's and one of the peer's, of which the first of each is not
 // counted: it allocates.
@@ -76,7 +70,13 @@ void add_rows(std::vector<Row>& rows, const std::string& name, int64_t samples, 
             0,
             0,
             timings[0].spread()};
-  Row memory{name + ", peak of the process", resident_peak(), "MiB", speed.peer, 0, 0, ""};
+  Row memory{name + ", peak of the process",
+             static_cast<double>(peak_resident_bytes()) / (1 << 20),
+             "MiB",
+             speed.peer,
+             0,
+             0,
+             ""};
   if (peer.is_there()) {
     speed.peer = memory.peer = "PyTorch, tuned by hand";
     speed.peer_value = static_cast<double>(samples) / timings[1].best();

@@ -128,6 +128,19 @@ std::vector<int> places_after_costly_ops(const StepProfile& profile,
   return places;
 }
 
+// All places for cuts, in order, those in `narrow` among them.
+std::vector<int> cuts_with(const StepProfile& profile, const PlanSimulation& simulation,
+                           const std::vector<int>& narrow, int stages) {
+  auto cuts = narrow;
+  for (const auto& more : {places_after_costly_ops(profile, simulation, narrow),
+                           narrow_places(profile, simulation, stages)}) {
+    cuts.insert(cuts.end(), more.begin(), more.end());
+  }
+  std::ranges::sort(cuts);
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  return cuts;
+}
+
 struct Choice {
   bool is_dropped = false;
   size_t level = 0;
@@ -140,14 +153,15 @@ class Search {
       : profile_(profile),
         options_(options),
         simulation_(profile, options.disk),
-        cuts_(find_cuts(profile, options.stages)),
+        narrow_(narrow_places(profile, simulation_, options.stages / 3)),
+        cuts_(cuts_with(profile, simulation_, narrow_, options.stages)),
         levels_(levels_of(profile)) {
     for (int i = 0; i < stages(); ++i) {
       add_kept(i, i + 1);
       for (int j = i + 1; j <= std::min(stages(), i + kLongest); ++j) add_dropped(i, j);
     }
     // Between narrow places wider stretches, which the cuts inside would only hinder.
-    const auto narrow = stages_at(narrow_places(profile, simulation_, options.stages / 3));
+    const auto narrow = stages_at(narrow_);
     for (size_t i = 0; i + 1 < narrow.size(); ++i) {
       if (narrow[i + 1] > narrow[i] + 1) add_kept(narrow[i], narrow[i + 1]);
       for (size_t j = i + 1; j < std::min(narrow.size(), i + 1 + kLongest); ++j) {
@@ -275,6 +289,7 @@ class Search {
   const StepProfile& profile_;
   PlanOptions options_;
   PlanSimulation simulation_;
+  std::vector<int> narrow_;  // few, which are very narrow ones
   std::vector<int> cuts_;
   std::vector<OpSet> levels_;
   std::vector<ChainEdge> edges_;
@@ -286,15 +301,7 @@ class Search {
 
 std::vector<int> find_cuts(const StepProfile& profile, int stages) {
   const PlanSimulation simulation(profile);
-  // Few narrow places are very narrow ones.
-  auto cuts = narrow_places(profile, simulation, stages / 3);
-  const auto costly = places_after_costly_ops(profile, simulation, cuts);
-  const auto more = narrow_places(profile, simulation, stages);
-  cuts.insert(cuts.end(), more.begin(), more.end());
-  cuts.insert(cuts.end(), costly.begin(), costly.end());
-  std::ranges::sort(cuts);
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  return cuts;
+  return cuts_with(profile, simulation, narrow_places(profile, simulation, stages / 3), stages);
 }
 
 Plan keep_everything(const StepProfile& profile) {
