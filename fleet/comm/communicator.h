@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,10 +11,11 @@
 
 namespace fleet::comm {
 
-struct ElasticCall;
+class Carrier;
 class ElasticGroup;
 class PeerWatch;
 class Store;
+struct Call;
 
 enum class ReduceOp { kSum, kAvg, kMax };
 
@@ -78,8 +78,8 @@ class Communicator {
   void all_reduce(const torch::Tensor& tensor, ReduceOp op, std::string_view what);
 
   /// All of `tensors`, over the same ranks even where some are lost meanwhile.
-  std::vector<Pending> all_reduce_together(const std::vector<torch::Tensor>& tensors, ReduceOp op,
-                                           std::string_view what);
+  Pending all_reduce_together(const std::vector<torch::Tensor>& tensors, ReduceOp op,
+                              std::string_view what);
 
   Pending broadcast_async(const torch::Tensor& tensor, int root, std::string_view what);
   void broadcast(const torch::Tensor& tensor, int root, std::string_view what);
@@ -102,29 +102,22 @@ class Communicator {
   /// Where this rank stands among them.
   int index() const;
 
-  /// For what carries calls out by other means than the engine: numbers the call and tells the
-  /// peers of it.
-  Pending begin(std::unique_ptr<Pending::State> state, std::string what,
-                const torch::Tensor* tensor);
+  /// For calls that go by other means: numbers the call, tells the peers of it, and starts it.
+  Pending begin(std::unique_ptr<Pending::State> state, std::string_view what,
+                const std::vector<torch::Tensor>& tensors);
   /// Who the peers are; nullptr in a group of one.
   const PeerWatch* watch() const { return watch_.get(); }
 
  private:
-  struct Backend;
-  struct EngineCall;
-  struct GroupCall;
-  template <typename Start>
-  Pending start(std::string what, const torch::Tensor* tensor, Start&& call);
-  Pending start(ElasticCall call);
-  void check(const torch::Tensor& tensor, std::string_view call) const;
+  Communicator(const Communicator& other, std::shared_ptr<Carrier> carrier);
+  Pending start(Call call, std::string_view what);
 
   int rank_ = 0;
   int size_ = 1;
   CommunicatorOptions options_;
-  std::unique_ptr<Backend> backend_;
+  std::shared_ptr<Carrier> carrier_;  // null: a group of one
   std::shared_ptr<ElasticGroup> group_;
   std::shared_ptr<PeerWatch> watch_;
-  mutable std::map<std::string, int> duplicates_;  // made so far, by name
 };
 
 }  // namespace fleet::comm

@@ -12,6 +12,8 @@ namespace fleet::comm {
 /// A call under way, whatever carries it out. `Communicator::begin` fills in what an error needs.
 struct Pending::State {
   virtual ~State() = default;
+  /// Starts it. What is started by other means does nothing here.
+  virtual void launch() {}
   /// Blocks until done; throws anything when it cannot be done.
   virtual void block() = 0;
   virtual bool is_done() const = 0;

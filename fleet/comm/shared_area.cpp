@@ -309,7 +309,7 @@ Pending SharedArea::all_reduce_sum_async(const torch::Tensor& tensor, std::strin
   sum->area = shared_from_this();
   sum->tensor = tensor;
   auto* const state = sum.get();
-  auto pending = impl_->comm->begin(std::move(sum), format("all_reduce of {}", what), &tensor);
+  auto pending = impl_->comm->begin(std::move(sum), format("all_reduce of {}", what), {tensor});
   {
     const std::lock_guard lock(impl_->mutex);
     state->number = ++impl_->started;

@@ -85,7 +85,7 @@ LocalSgd::~LocalSgd() {
 
 void LocalSgd::before_step() {
   const torch::NoGradGuard no_grad;
-  if (window_.steps > 0 || !pending_.empty()) return;
+  if (window_.steps > 0 || pending_) return;
   for (size_t g = 0; g < anchor_.size(); ++g) anchor_[g].copy_(arena_.groups()[g].values);
 }
 
@@ -107,14 +107,14 @@ SyncReport LocalSgd::after_step(const LocalStep& step) {
   if (window_.steps < k_steps()) return {};
   if (!options_.delayed) return exchange(Place::kStep);
   SyncReport report;
-  if (!pending_.empty()) report = receive(Arrival::kDelayed);
+  if (pending_) report = receive(Arrival::kDelayed);
   send(Place::kStep);
   return report;
 }
 
 // What all ranks have in common must be so before an exact exchange.
 void LocalSgd::close_window() {
-  if (pending_.empty()) {
+  if (!pending_) {
     before_step();
   } else {
     receive(Arrival::kDelayed);
@@ -192,7 +192,7 @@ void LocalSgd::send(Place place) {
     for (const auto& state : optimizer_state_) sent_state_.push_back(state * window_.weight);
     sent.insert(sent.end(), sent_state_.begin(), sent_state_.end());
   }
-  pending_ = comm_->all_reduce_together(sent, comm::ReduceOp::kSum, "local SGD's window");
+  pending_ = comm_->all_reduce_together(sent, comm::ReduceOp::kSum, "local SGD's average");
   sent_steps_ = window_.steps;
   window_ = {.updates = window_.updates};
 }
@@ -200,8 +200,8 @@ void LocalSgd::send(Place place) {
 SyncReport LocalSgd::receive(Arrival arrival) {
   const torch::NoGradGuard no_grad;
   const auto begin = Clock::now();
-  for (auto& pending : pending_) pending.wait();
-  pending_.clear();
+  pending_->wait();
+  pending_.reset();
   sent_steps_ = 0;
 
   const int64_t row_length = kRowSlots + buffers_.counter_count();
@@ -281,7 +281,7 @@ void LocalSgd::choose_interval(const Window& window) {
 }
 
 LocalSgd::State LocalSgd::state() const {
-  if (!pending_.empty()) {
+  if (pending_) {
     throw Error("local_sgd", "a delayed average is under way, and its outcome is not known yet",
                 "call sync() on all ranks before a snapshot");
   }
@@ -295,7 +295,7 @@ LocalSgd::State LocalSgd::state() const {
 
 void LocalSgd::set_state(const State& state) {
   const torch::NoGradGuard no_grad;
-  FLEET_ASSERT(pending_.empty(), "set_state() while an average is under way");
+  FLEET_ASSERT(!pending_, "set_state() while an average is under way");
   step_ = state.step;
   window_ = state.window;
   if (interval_) interval_->set_state(state.interval);

@@ -125,10 +125,10 @@ class LocalSgd {
 
   /// Whether all ranks have just averaged, each in the middle of its epoch: where one may come
   /// back.
-  bool is_common_moment() const { return is_in_step_ && window_.steps == 0 && pending_.empty(); }
+  bool is_common_moment() const { return is_in_step_ && window_.steps == 0 && !pending_; }
 
   /// Whether an average is behind the next updates; `sync` waits for it.
-  bool is_sending() const { return !pending_.empty(); }
+  bool is_sending() const { return pending_.has_value(); }
 
   /// Not while a delayed average is under way: after `sync`.
   State state() const;
@@ -163,7 +163,7 @@ class LocalSgd {
 
   torch::Tensor head_;  // a row for each rank, then the sums of the buffers
   std::vector<torch::Tensor> sent_state_;
-  std::vector<comm::Pending> pending_;
+  std::optional<comm::Pending> pending_;
   int64_t sent_steps_ = 0;     // of a window that is under way
   bool is_in_step_ = false;    // all ranks came to the last average from `after_step`
   bool is_corrected_ = false;  // by a delayed average: near the anchor, but not there

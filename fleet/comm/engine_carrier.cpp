@@ -1,0 +1,141 @@
+#define FMT_HEADER_ONLY 1
+#include "fleet/comm/engine_carrier.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "fleet/comm/backend.h"
+#include "fleet/comm/meeting.h"
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+namespace fleet::comm {
+namespace {
+
+using EngineWork = c10::intrusive_ptr<c10d::Work>;
+
+c10d::ReduceOp engine_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kAvg:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    default:
+      return c10d::ReduceOp::SUM;
+  }
+}
+
+EngineWork reduce(c10d::Backend& engine, const torch::Tensor& tensor, ReduceOp op,
+                  std::chrono::milliseconds timeout) {
+  std::vector<torch::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = engine_op(op);
+  options.timeout = timeout;
+  return engine.allreduce(tensors, options);
+}
+
+EngineWork broadcast(c10d::Backend& engine, const torch::Tensor& tensor, int root,
+                     std::chrono::milliseconds timeout) {
+  std::vector<torch::Tensor> tensors{tensor};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  options.timeout = timeout;
+  return engine.broadcast(tensors, options);
+}
+
+EngineWork gather(c10d::Backend& engine, const torch::Tensor& row, const torch::Tensor& rows,
+                  std::chrono::milliseconds timeout) {
+  std::vector<std::vector<torch::Tensor>> outputs{rows.unbind(0)};
+  std::vector<torch::Tensor> inputs{row};
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  return engine.allgather(outputs, inputs, options);
+}
+
+EngineWork meet_all(c10d::Backend& engine, std::chrono::milliseconds timeout) {
+  c10d::BarrierOptions options;
+  options.timeout = timeout;
+  return engine.barrier(options);
+}
+
+}  // namespace
+
+struct EngineCarrier::EngineCall : Pending::State {
+  EngineCall(Call call, c10::intrusive_ptr<c10d::Backend> engine)
+      : call(std::move(call)), engine(std::move(engine)) {}
+
+  void launch() override {
+    switch (call.kind) {
+      case Call::Kind::kReduce:
+        for (const auto& tensor : call.tensors)
+          works.push_back(reduce(*engine, tensor, call.op, timeout));
+        break;
+      case Call::Kind::kBroadcast:
+        for (const auto& tensor : call.tensors)
+          works.push_back(broadcast(*engine, tensor, call.root, timeout));
+        break;
+      case Call::Kind::kGather:
+        works.push_back(gather(*engine, call.tensors[0], call.tensors[1], timeout));
+        break;
+      case Call::Kind::kMeet:
+        works.push_back(meet_all(*engine, timeout));
+        break;
+    }
+  }
+  void block() override {
+    for (const auto& work : works) work->wait(timeout + std::chrono::seconds(1));
+  }
+  bool is_done() const override {
+    return std::all_of(works.begin(), works.end(),
+                       [](const EngineWork& work) { return work->isCompleted(); });
+  }
+
+  Call call;  // keeps the tensors until the work is done
+  c10::intrusive_ptr<c10d::Backend> engine;
+  std::vector<EngineWork> works;
+};
+
+EngineCarrier::EngineCarrier(const Store& store, int rank, int size, CommunicatorOptions options,
+                             std::shared_ptr<PeerWatch> watch)
+    : store_(store),
+      rank_(rank),
+      size_(size),
+      options_(std::move(options)),
+      watch_(std::move(watch)) {
+  check_backend(options_.backend);
+  // The engine only tells that somebody did not come, and prints warnings: it starts when all are
+  // there.
+  const auto sequence = watch_ ? watch_->starts("making a group") : 0;
+  if (const auto missing = meet(store, rank, size, options_.timeout); !missing.empty()) {
+    throw Error(
+        "comm",
+        format("rank {} waited {:.0f} s to make a group of {} ranks, and these did not come:{}{}",
+               rank, static_cast<double>(options_.timeout.count()) / 1e3, size, missing,
+               watch_ ? "\n  " + watch_->diagnose(sequence) : std::string()),
+        "see that all ranks run the same program with the same strategy");
+  }
+  engine_ = make_backend(store, rank, size, options_);
+}
+
+EngineCarrier::~EngineCarrier() = default;
+
+std::unique_ptr<Pending::State> EngineCarrier::prepare(Call call) {
+  return std::make_unique<EngineCall>(std::move(call), engine_);
+}
+
+std::vector<int> EngineCarrier::present() const {
+  std::vector<int> all(static_cast<size_t>(size_));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+std::shared_ptr<Carrier> EngineCarrier::duplicate(const std::string& name) {
+  // Two optimizers on one group ask for the same name, and must not meet in each other's place.
+  const auto place = format("{}.{}", name, ++duplicates_[name]);
+  return std::make_shared<EngineCarrier>(store_.prefixed(place), rank_, size_, options_, watch_);
+}
+
+}  // namespace fleet::comm
