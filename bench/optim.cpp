@@ -70,14 +70,11 @@ class Triad {
   explicit Triad(int64_t n) : a_(torch::zeros({n})), b_(torch::ones({n})), c_(torch::ones({n})) {}
 
   void run() {
-    const int64_t shares = share_count();
-    parallel_shares(shares, [&](int64_t share) {
-      const int64_t n = a_.numel();
+    parallel_ranges(a_.numel(), 1, [&](int64_t begin, int64_t end) {
       float* __restrict__ a = a_.mutable_data_ptr<float>();
       const float* __restrict__ b = b_.const_data_ptr<float>();
       const float* __restrict__ c = c_.const_data_ptr<float>();
-      const int64_t end = n * (share + 1) / shares;
-      for (int64_t i = n * share / shares; i < end; ++i) a[i] = b[i] + 0.5f * c[i];
+      for (int64_t i = begin; i < end; ++i) a[i] = b[i] + 0.5f * c[i];
     });
   }
   double bytes() const { return 12.0 * static_cast<double>(a_.numel()); }

@@ -10,6 +10,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/parallel_shares.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/optim/adam.h"
 #include "fleet/train/snapshots.h"
 
@@ -67,16 +68,14 @@ class PlainCopy {
   }
 
   void run() {
-    const int64_t shares = share_count();
-    parallel_shares(shares, [&](int64_t share) {
-      for (size_t i = 0; i < from_.size(); ++i) {
-        const auto bytes = static_cast<int64_t>(from_[i].nbytes());
-        const int64_t begin = bytes * share / shares, end = bytes * (share + 1) / shares;
-        std::memcpy(static_cast<char*>(to_[i].mutable_data_ptr()) + begin,
-                    static_cast<const char*>(from_[i].const_data_ptr()) + begin,
-                    static_cast<size_t>(end - begin));
-      }
-    });
+    for (size_t i = 0; i < from_.size(); ++i) {
+      auto* const to = static_cast<char*>(to_[i].mutable_data_ptr());
+      const auto* const from = static_cast<const char*>(from_[i].const_data_ptr());
+      parallel_ranges(static_cast<int64_t>(from_[i].nbytes()), 1 << 20,
+                      [=](int64_t begin, int64_t end) {
+                        std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
+                      });
+    }
   }
 
  private:
@@ -86,7 +85,7 @@ class PlainCopy {
 double seconds_of(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return seconds_since(begin);
 }
 
 std::vector<Row> measure(int64_t millions) {

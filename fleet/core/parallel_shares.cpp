@@ -1,5 +1,7 @@
 #include "fleet/core/parallel_shares.h"
 
+#include <algorithm>
+
 #include <ATen/Parallel.h>
 
 namespace fleet {
@@ -10,6 +12,12 @@ void parallel_shares(int64_t shares, const std::function<void(int64_t)>& work) {
   at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) work(i);
   });
+}
+
+void parallel_ranges(int64_t n, int64_t least, const std::function<void(int64_t, int64_t)>& work) {
+  const auto shares = std::clamp<int64_t>(n / std::max<int64_t>(least, 1), 1, share_count());
+  parallel_shares(shares,
+                  [&](int64_t share) { work(n * share / shares, n * (share + 1) / shares); });
 }
 
 }  // namespace fleet

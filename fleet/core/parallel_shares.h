@@ -13,4 +13,8 @@ int64_t share_count();
 /// serial.
 void parallel_shares(int64_t shares, const std::function<void(int64_t)>& work);
 
+/// Cuts 0 ... n into one range per thread, of at least `least` each, and runs `work(begin, end)` on
+/// all of them at once.
+void parallel_ranges(int64_t n, int64_t least, const std::function<void(int64_t, int64_t)>& work);
+
 }  // namespace fleet

@@ -78,19 +78,11 @@ void unpack_eight(uint8_t packed, Word pattern, Word* words) {
 }
 #endif
 
-// Shares of the bytes, on all threads.
-template <typename Work>
-void for_shares(int64_t bytes, Work&& work) {
-  const auto shares = std::clamp<int64_t>(bytes / kShareBytes, 1, share_count());
-  parallel_shares(
-      shares, [&](int64_t share) { work(bytes * share / shares, bytes * (share + 1) / shares); });
-}
-
 // False when a word is neither 0 nor `pattern`.
 template <typename Word>
 bool pack(const Word* words, int64_t n, Word pattern, uint8_t* bits) {
   std::atomic<int> all_strange = 0;
-  for_shares(n / 8, [&](int64_t begin, int64_t end) {
+  parallel_ranges(n / 8, kShareBytes, [&](int64_t begin, int64_t end) {
     int strange = 0;
     for (int64_t i = begin; i < end; ++i) bits[i] = pack_eight(words + 8 * i, pattern, strange);
     all_strange |= strange;
@@ -102,7 +94,7 @@ bool pack(const Word* words, int64_t n, Word pattern, uint8_t* bits) {
 
 template <typename Word>
 void unpack(const uint8_t* bits, int64_t n, Word pattern, Word* words) {
-  for_shares(n / 8, [&](int64_t begin, int64_t end) {
+  parallel_ranges(n / 8, kShareBytes, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) unpack_eight(bits[i], pattern, words + 8 * i);
   });
   if (n % 8 != 0) unpack_few(bits[n / 8], n % 8, pattern, words + n / 8 * 8);

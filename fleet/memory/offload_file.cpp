@@ -16,6 +16,7 @@
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/memory/direct_file.h"
 #include "fleet/memory/extent_list.h"
 
@@ -23,10 +24,6 @@ namespace fleet::memory {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/memory/replay_rules.h"
 
 namespace fleet::memory {
@@ -95,10 +96,6 @@ std::atomic<int64_t> g_alive{0};
 thread_local ReplayListener* t_listener = nullptr;
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // What replays brought back goes at the end of a backward at the latest: with retain_graph nobody
 // else would let go of it. By thread: others may be in the middle of theirs.

@@ -5,6 +5,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/core/stop_request.h"
 
 namespace fleet {
@@ -14,10 +15,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kMiB = 1024.0 * 1024.0;
 enum HeadSlot { kWeight = 0, kLoss = 1, kParts = 2, kStop = 3 };
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 void check(const DataParallelOptions& options) {
   std::vector<std::string> problems;

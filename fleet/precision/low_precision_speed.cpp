@@ -8,16 +8,13 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/core/torch_compat.h"
 
 namespace fleet::precision {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // The best of a few: noise only ever adds.
 double seconds_of_product(int64_t size, torch::ScalarType dtype) {

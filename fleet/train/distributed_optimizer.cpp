@@ -8,6 +8,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/metrics/step_line.h"
 #include "fleet/optim/gradient_health.h"
 #include "fleet/optim/gradient_merge.h"
@@ -25,10 +26,6 @@ namespace fleet {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 void check_loss(const torch::Tensor& loss, double weight) {
   if (!loss.defined() || loss.numel() != 1) {

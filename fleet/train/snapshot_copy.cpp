@@ -9,6 +9,8 @@
 namespace fleet {
 namespace {
 
+constexpr int64_t kShareBytes = 1 << 20;  // less is not worth waking a thread
+
 // Whole storages may be copied where they hold little else.
 bool is_worth_mirroring(const torch::Tensor& tensor, int64_t bytes_in_use) {
   return tensor.is_cpu() && static_cast<int64_t>(tensor.storage().nbytes()) <= 2 * bytes_in_use;
@@ -77,16 +79,14 @@ void SnapshotCopy::collect(const Tensors& live, const Tensors& copy) {
 }
 
 void SnapshotCopy::copy_storages() {
-  const int64_t shares = share_count();
-  parallel_shares(shares, [&](int64_t share) {
-    for (const auto& [storage, room] : rooms_) {
-      if (room.from == nullptr) continue;
-      const int64_t bytes = room.bytes.numel();
-      const int64_t begin = bytes * share / shares, end = bytes * (share + 1) / shares;
-      std::memcpy(static_cast<char*>(room.bytes.mutable_data_ptr()) + begin, room.from + begin,
-                  static_cast<size_t>(end - begin));
-    }
-  });
+  for (const auto& [storage, room] : rooms_) {
+    if (room.from == nullptr) continue;
+    auto* const to = static_cast<char*>(room.bytes.mutable_data_ptr());
+    const auto* const from = room.from;
+    parallel_ranges(room.bytes.numel(), kShareBytes, [=](int64_t begin, int64_t end) {
+      std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
+    });
+  }
 }
 
 }  // namespace fleet

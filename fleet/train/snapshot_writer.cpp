@@ -10,6 +10,7 @@
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
 #include "fleet/core/options_json.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/io/new_file.h"
 
 namespace fleet {
@@ -73,7 +74,7 @@ void SnapshotWriter::save() {
   if (comm_->elastic()) return write_by_those_present(std::move(job));
   copy_.take(live());
   job.tensors = copy_.tensors();
-  copy_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  copy_seconds_ = seconds_since(begin);
   written_ = std::async(std::launch::async, [this, job = std::move(job)] { write(job); });
 }
 
