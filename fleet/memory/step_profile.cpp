@@ -1,15 +1,53 @@
 #include "fleet/memory/step_profile.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
 #include <unordered_set>
+
+#include "fleet/core/seconds_since.h"
 
 namespace fleet::memory {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+// What makes two ops the same work: what they are, how much there is to do, and which ops stand
+// before and behind them.
+using Work = std::tuple<std::string, std::string, std::string, double, double, int64_t, size_t>;
+
+Work work_of(const StepProfile& profile, size_t i) {
+  const auto name = [&](size_t k) { return k < profile.ops.size() ? profile.ops[k].name : ""; };
+  const auto& op = profile.ops[i];
+  return {name(i - 1),   op.name,       name(i + 1),    op.cost.flops,
+          op.cost.bytes, op.made_bytes, op.saves.size()};
+}
+
+// Gives each of these ops the time that lies in the middle; returns what the sum became less by.
+double take_middle(StepProfile& profile, const std::vector<size_t>& same,
+                   double StepProfile::Op::*time) {
+  std::vector<double> times;
+  for (const size_t i : same) times.push_back(profile.ops[i].*time);
+  const auto sum = std::accumulate(times.begin(), times.end(), 0.0);
+  const auto middle = times.begin() + std::ssize(times) / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  for (const size_t i : same) profile.ops[i].*time = *middle;
+  return sum - *middle * static_cast<double>(same.size());
+}
+
+// The same work takes the same time, as in the blocks of a transformer: what a busy machine added
+// here and there is not the model's.
+void settle_times(StepProfile& profile) {
+  using Op = StepProfile::Op;
+  std::map<Work, std::vector<size_t>> works;
+  for (size_t i = 0; i < profile.ops.size(); ++i) works[work_of(profile, i)].push_back(i);
+  for (const auto& [work, same] : works) {
+    if (same.size() < 3) continue;
+    take_middle(profile, same, &Op::replay_seconds);
+    profile.forward_seconds -= take_middle(profile, same, &Op::seconds);
+    profile.backward_seconds -= take_middle(profile, same, &Op::backward_seconds);
+  }
 }
 
 }  // namespace
@@ -125,6 +163,7 @@ void Profiler::rebuilt(double seconds) { rebuild_seconds_of_node_ += seconds; }
 StepProfile Profiler::finish() {
   close_node();
   node_ = -1;
+  settle_times(profile_);
   return std::move(profile_);
 }
 
