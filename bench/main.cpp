@@ -1,7 +1,8 @@
-// fleet-bench NAME [--json FILE]: every figure that Fleet claims, as ratios from one run.
+// fleet-bench NAME [--json [FILE]]: every figure that Fleet claims, as ratios from one run.
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
@@ -33,7 +34,7 @@ constexpr std::array kBenchmarks = {
               bench_faults},
     Benchmark{"images", "JPEG files to batches, beside PyTorch with Pillow (FLEET_PYTHON names it)",
               1, bench_images},
-    Benchmark{"local-sgd", "Fashion-MNIST on two hosts and a link of 100 Mbit/s (needs root)", 2,
+    Benchmark{"local-sgd", "Fashion-MNIST on two hosts and a slow link (needs root)", 2,
               bench_local_sgd, run_on_two_hosts},
     Benchmark{"local-sgd-accuracy", "Fashion-MNIST by local SGD: what longer intervals cost", 2,
               bench_local_sgd_accuracy},
@@ -52,10 +53,13 @@ constexpr std::array kBenchmarks = {
 };
 
 std::string usage() {
-  std::string text = "fleet-bench NAME [--json FILE]\n\n";
+  std::string text =
+      "fleet-bench NAME [--json [FILE]]\n"
+      "  --json: the rows into FILE, or without FILE on the standard output\n\n";
   for (const auto& item : kBenchmarks) text += format("  {:<20} {}\n", item.name, item.what);
   return text +
-         "\nExamples:\n  fleet-bench allreduce\n  fleet-bench data-parallel --json result.json\n";
+         "\nExamples:\n  fleet-bench allreduce\n  fleet-bench data-parallel --json result.json\n"
+         "  fleet-bench optim --json | jq '.rows[] | {name, ratio}'\n";
 }
 
 const Benchmark& find(const std::string& name) {
@@ -70,7 +74,7 @@ const Benchmark& find(const std::string& name) {
 
 int body(int argc, char** argv) {
   std::string name;
-  std::string json;
+  std::optional<std::string> json;  // a file; empty: the standard output
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--help" || argument == "-h") {
@@ -78,8 +82,8 @@ int body(int argc, char** argv) {
       return 0;
     }
     if (argument == "--json") {
-      if (++i == argc) throw UsageError("bench", "--json needs a file name");
-      json = argv[i];
+      const bool has_file = i + 1 < argc && argv[i + 1][0] != '-';
+      json = has_file ? argv[++i] : "";
     } else if (argument.starts_with('-')) {
       throw UsageError("bench", format("unknown flag '{}'", argument), "run fleet-bench --help");
     } else {
@@ -91,11 +95,13 @@ int body(int argc, char** argv) {
   if (benchmark.ranks > 1 && std::getenv("RANK") == nullptr)
     return benchmark.start(benchmark.ranks, argv);
 
+  std::optional<JsonOutput> output;
+  if (json) output.emplace(*json);
   init();
   const auto rows = benchmark.run();
   if (is_first_worker()) {
     print_table(benchmark.name, rows);
-    if (!json.empty()) write_json(json, rows);
+    if (output) output->write(rows);
   }
   shutdown();
   return 0;

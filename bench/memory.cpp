@@ -11,6 +11,7 @@
 #include "fleet/core/byte_size.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/data/bert_batch.h"
 #include "fleet/memory/budget_allocator.h"
 #include "fleet/memory/meta_profile.h"
@@ -29,7 +30,7 @@ using memory::TapePolicy;
 using memory::TapeScope;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kRounds = 8;
+constexpr int kRounds = 7;
 
 memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
@@ -115,8 +116,7 @@ Step run(const Net& net, int64_t samples, const Way& way,
     }
     loss.backward();
   }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = seconds_since(begin);
   return {.seconds = seconds, .peak = counter().peak() - before};
 }
 
@@ -168,7 +168,7 @@ Row predicted_row(const std::string& name, const Way& way, int64_t base, int64_t
           predicted / measured,      ""};
 }
 
-// What memory costs in time, at one batch: each way in turn with plain.
+// What memory costs in time, at one batch: each way between two plain steps.
 void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Row>& rows) {
   const auto plain = run(net, samples, {});
   const auto profile = profile_of(net, samples);
@@ -189,7 +189,7 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
     }
   };
   add_plan("planned, half", plain.peak / 2);
-  planning = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  planning = seconds_since(begin);
   add_plan("planned, a quarter", plain.peak / 4);
   add_plan("planned, a ninth", plain.peak / 9);
   add_plan("planned, at every block's memory", block_peak);
@@ -197,27 +197,31 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
   add_plan("planned + offload, at two thirds of every block's memory", block_peak * 2 / 3, &disk);
 
   std::vector<Timing> timings(ways.size());
+  std::vector<std::vector<double>> ratios(ways.size());
   std::vector<int64_t> peaks(ways.size(), 0);
   std::vector<double> stalls(ways.size(), 0);
   for (const auto& way : ways) run(net, samples, way);  // its memory is there, as in training
   for (int round = 0; round < kRounds; ++round) {
-    for (size_t i = 0; i < ways.size(); ++i) {
-      const auto before = disk.offload.file->statistics().stall_seconds;
+    double before = run(net, samples, ways[0]).seconds;
+    for (size_t i = 1; i < ways.size(); ++i) {
+      const auto stalled = disk.offload.file->statistics().stall_seconds;
       const auto step = run(net, samples, ways[i]);
-      stalls[i] = disk.offload.file->statistics().stall_seconds - before;
+      stalls[i] += (disk.offload.file->statistics().stall_seconds - stalled) / kRounds;
+      const double after = run(net, samples, ways[0]).seconds;
       peaks[i] = step.peak;
+      timings[0].seconds.push_back(after);
       timings[i].seconds.push_back(step.seconds);
+      ratios[i].push_back(2 * step.seconds / (before + after));
+      before = after;
     }
   }
-  const double plain_s = timings[0].best();
+  const double plain_s = timings[0].median();
   rows.push_back({net.name + ", plan made", planning, "s", "", 0, 0, ""});
   for (size_t i = 1; i < ways.size(); ++i) {
-    const double seconds = timings[i].best();
-    auto remark = format(
-        "{:+.1f} % time ({:+.1f} % by the median), {:.1f}x less activation memory "
-        "({:.0f} of {:.0f} MiB)",
-        100 * (seconds / plain_s - 1), 100 * (timings[i].median() / timings[0].median() - 1),
-        mib(plain.peak) / mib(peaks[i]), mib(peaks[i]), mib(plain.peak));
+    const Slowdown slowdown(ratios[i]);
+    auto remark =
+        format("{}, {:.1f}x less activation memory ({:.0f} of {:.0f} MiB)", slowdown.text(),
+               mib(plain.peak) / mib(peaks[i]), mib(peaks[i]), mib(plain.peak));
     if (ways[i].plan) {
       const auto& plan = *ways[i].plan;
       remark +=
@@ -228,7 +232,8 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
                        mib(ways[i].plan->sent_out_bytes), 1e3 * stalls[i]);
     }
     const auto name = net.name + ", " + ways[i].name;
-    rows.push_back({name, seconds * 1e3, "ms", "plain", plain_s * 1e3, plain_s / seconds, remark});
+    rows.push_back({name, timings[i].median() * 1e3, "ms", "plain", plain_s * 1e3,
+                    1 / slowdown.middle, remark});
     if (ways[i].plan) rows.push_back(predicted_row(name, ways[i], profile.base, peaks[i]));
   }
 }
@@ -304,9 +309,9 @@ void equal_budget(const Net& net, int64_t plain_samples, const Disk& disk, std::
   for (size_t i = 0; i < entries.size(); ++i) {
     steps.push_back([&, i] { peaks[i] = run(net, entries[i].samples, entries[i].way).peak; });
   }
-  const auto timings = alternate(2, steps);
+  const auto timings = alternate(3, steps);
   const auto rate = [&](size_t i) {
-    return static_cast<double>(entries[i].samples) / timings[i].best();
+    return static_cast<double>(entries[i].samples) / timings[i].median();
   };
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto& [samples, way] = entries[i];
@@ -354,12 +359,9 @@ void tape_on_blocks(std::vector<Row>& rows) {
   }
   const Way plain, taped{.policy = [] { return std::make_unique<memory::KeepAll>(); }};
   const auto timings = alternate(41, {[&] { run(net, 2, plain); }, [&] { run(net, 2, taped); }});
-  const double seconds = timings[1].best(), plain_s = timings[0].best();
-  rows.push_back(
-      {net.name + ", tape on, everything kept", seconds * 1e3, "ms", "plain", plain_s * 1e3,
-       plain_s / seconds,
-       format("{:+.2f} % by the best, {:+.2f} % by the median", 100 * (seconds / plain_s - 1),
-              100 * (timings[1].median() / timings[0].median() - 1))});
+  const Slowdown slowdown(timings[1], timings[0]);
+  rows.push_back({net.name + ", tape on, everything kept", timings[1].median() * 1e3, "ms", "plain",
+                  timings[0].median() * 1e3, 1 / slowdown.middle, slowdown.text()});
 }
 
 // How long it takes to find a plan, offload included.

@@ -23,7 +23,7 @@ namespace {
 
 namespace apps = applications;
 
-constexpr int kRounds = 4;
+constexpr int kRounds = 8;
 
 // What the CPU is good at: bf16 where it has instructions for it, else fp32.
 bool is_bf16() {
@@ -64,7 +64,7 @@ void add_rows(std::vector<Row>& rows, const std::string& name, int64_t samples, 
   for (const auto& work : works) work();
   const auto timings = alternate(kRounds, works);
   Row speed{name,
-            static_cast<double>(samples) / timings[0].best(),
+            static_cast<double>(samples) / timings[0].median(),
             "samples/s",
             "none: FLEET_PYTHON names no Python with PyTorch and torchvision",
             0,
@@ -79,9 +79,11 @@ void add_rows(std::vector<Row>& rows, const std::string& name, int64_t samples, 
              ""};
   if (peer.is_there()) {
     speed.peer = memory.peer = "PyTorch, tuned by hand";
-    speed.peer_value = static_cast<double>(samples) / timings[1].best();
-    speed.ratio = speed.value / speed.peer_value;
-    speed.note = format("{} | peer {}", timings[0].spread(), timings[1].spread());
+    const Slowdown peers(timings[1], timings[0]);
+    speed.peer_value = static_cast<double>(samples) / timings[1].median();
+    speed.ratio = peers.middle;
+    speed.note = format("half of the ratios {:.2f} to {:.2f} | {} | peer {}", peers.low, peers.high,
+                        timings[0].spread(), timings[1].spread());
     memory.peer_value = std::stod(peer.ask("peak"));
     memory.ratio = memory.peer_value / memory.value;
     peer.ask("forget");

@@ -15,8 +15,8 @@
 #include "fleet/comm/store.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/core/log.h"
 
+#include "bench/delayed_cable.h"
 #include "tests/support/two_hosts.h"
 
 namespace fleet::bench {
@@ -24,7 +24,9 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-constexpr auto kLimit = std::chrono::minutes(10);
+constexpr auto kLimit = std::chrono::minutes(15);
+constexpr int kLinkMbit = 100;
+constexpr std::chrono::milliseconds kLinkDelay{10};
 
 volatile std::sig_atomic_t g_interrupted = 0;
 void interrupt(int) { g_interrupted = 1; }
@@ -56,6 +58,9 @@ Words rank_environment(int rank, int ranks, const std::string& address, int port
           format("LOCAL_RANK={}", rank),     format("LOCAL_WORLD_SIZE={}", ranks),
           format("MASTER_ADDR={}", address), format("MASTER_PORT={}", port)};
 }
+
+// The standard output belongs to the ranks.
+void say(const std::string& text) { std::fputs((text + "\n").c_str(), stderr); }
 
 int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 1; }
 
@@ -93,14 +98,24 @@ int run_on_two_hosts(int ranks, char** argv) {
   FLEET_ASSERT(ranks == 2, "one rank per host");
   const launch::TwoHosts hosts;
   if (!hosts.refused().empty()) {
-    log::plain(format("skipped: {}", hosts.refused()));
+    say(format("skipped: {}", hosts.refused()));
     return 0;
   }
+  const DelayedCable far(hosts, kLinkDelay);
+  const bool is_far = far.refused().empty();
+  for (int host = 0; host < ranks; ++host) {
+    const auto device = is_far ? DelayedCable::device(host) : launch::TwoHosts::device(host);
+    if (hosts.limit_rate(host, device, kLinkMbit)) continue;
+    say("skipped: `tc` cannot limit the rate of a link here");
+    return 0;
+  }
+  say(is_far ? format("a link of {} Mbit/s and {} ms each way", kLinkMbit, kLinkDelay.count())
+             : format("a link of {} Mbit/s without delay: {}", kLinkMbit, far.refused()));
   std::signal(SIGINT, interrupt);
   std::signal(SIGTERM, interrupt);
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
-    auto environment = rank_environment(rank, ranks, "10.77.0.1", 29500);
+    auto environment = rank_environment(rank, ranks, is_far ? "10.78.0.1" : "10.77.0.1", 29500);
     environment.emplace_back("FLEET_SHARED_MEMORY=0");
     environment.emplace_back("FLEET_TIMEOUT_S=60");
     children.push_back(start_again(hosts.on(rank), argv, environment));

@@ -1,6 +1,11 @@
 #include "bench/report.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
 #include <fstream>
 
 #include <ATen/Parallel.h>
@@ -50,6 +55,29 @@ std::string Timing::spread() const {
                 *std::max_element(seconds.begin(), seconds.end()) * 1e3);
 }
 
+Slowdown::Slowdown(std::vector<double> ratios) {
+  std::sort(ratios.begin(), ratios.end());
+  const auto at = [&](double part) {
+    return ratios[static_cast<size_t>(std::lround(part * static_cast<double>(ratios.size() - 1)))];
+  };
+  middle = at(0.5);
+  low = at(0.25);
+  high = at(0.75);
+}
+
+Slowdown::Slowdown(const Timing& work, const Timing& peer)
+    : Slowdown([&] {
+        std::vector<double> ratios;
+        for (size_t i = 0; i < work.seconds.size(); ++i)
+          ratios.push_back(work.seconds[i] / peer.seconds[i]);
+        return ratios;
+      }()) {}
+
+std::string Slowdown::text() const {
+  return format("{:+.1f} % time (half of the runs {:+.1f} to {:+.1f})", 100 * (middle - 1),
+                100 * (low - 1), 100 * (high - 1));
+}
+
 std::vector<Timing> alternate(int rounds, const std::vector<std::function<void()>>& works,
                               const std::function<void()>& before_each) {
   std::vector<Timing> timings(works.size());
@@ -78,7 +106,18 @@ void print_table(const std::string& title, const std::vector<Row>& rows) {
   std::fputs(text.c_str(), stdout);
 }
 
-void write_json(const std::string& file, const std::vector<Row>& rows) {
+JsonOutput::JsonOutput(const std::string& file) : out_(nullptr, std::fclose) {
+  if (file.empty()) {
+    std::fflush(stdout);
+    out_.reset(fdopen(dup(STDOUT_FILENO), "w"));
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+  } else {
+    out_.reset(std::fopen(file.c_str(), "w"));
+  }
+  if (!out_) throw Error("bench", format("cannot write '{}': {}", file, std::strerror(errno)));
+}
+
+void JsonOutput::write(const std::vector<Row>& rows) {
   nlohmann::ordered_json json;
   json["machine"] = {
       {"cpu", cpu_name()}, {"instructions", vector_instructions()}, {"cores", available_cores()}};
@@ -91,9 +130,9 @@ void write_json(const std::string& file, const std::vector<Row>& rows) {
                             {"peer_value", row.peer_value},
                             {"ratio", row.ratio}});
   }
-  std::ofstream out(file);
-  out << json.dump(2) << "\n";
-  if (!out) throw Error("bench", format("cannot write '{}'", file));
+  const auto text = json.dump(2) + "\n";
+  std::fputs(text.c_str(), out_.get());
+  if (std::fflush(out_.get()) != 0) throw Error("bench", "cannot write the rows");
 }
 
 }  // namespace fleet::bench

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdio>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,9 +19,19 @@ struct Row {
   std::string note;  // best and spread, for people
 };
 
-/// A table for people, and with --json a file for programs.
+/// A table for people.
 void print_table(const std::string& title, const std::vector<Row>& rows);
-void write_json(const std::string& file, const std::vector<Row>& rows);
+
+/// The rows for programs: a file, which is opened at once, since a benchmark takes long; or,
+/// without a name, the standard output, and all else that is printed goes to the standard error.
+class JsonOutput {
+ public:
+  explicit JsonOutput(const std::string& file);
+  void write(const std::vector<Row>& rows);
+
+ private:
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_;
+};
 
 /// Seconds of each run of several pieces of work, taken in turn, so that a noisy machine harms all
 /// alike.
@@ -30,6 +42,19 @@ struct Timing {
   /// "best 12.1 ms, median 12.5, worst 14.0"
   std::string spread() const;
 };
+
+/// How many times longer `work` takes than `peer`: the middle of the ratios of runs that stood side
+/// by side, and where half of them lie. What a noisy machine does to both does not count.
+struct Slowdown {
+  double middle = 1;
+  double low = 1, high = 1;  // quartiles
+
+  explicit Slowdown(std::vector<double> ratios);
+  Slowdown(const Timing& work, const Timing& peer);
+  /// "+9.8 % time (half of the runs +8.9 to +10.4)"
+  std::string text() const;
+};
+
 std::vector<Timing> alternate(int rounds, const std::vector<std::function<void()>>& works,
                               const std::function<void()>& before_each = {});
 

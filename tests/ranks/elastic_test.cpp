@@ -15,6 +15,7 @@
 #include "tests/ranks/ranks.h"
 #include "tests/ranks/story.h"
 #include "tests/support/says.h"
+#include "tests/support/two_hosts.h"
 
 namespace fleet::launch {
 namespace {
@@ -156,6 +157,54 @@ TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
                    "others have gone on without it"));
 }
 
+TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndComesBack) {
+  const TemporaryFolder folder;
+  const auto end = folder.path() / "end";
+  Training training(2, {"--epochs=1000", "--until=" + end.string()},
+                    {"--max_restarts=3", "--peer_timeout_s=2"}, {});
+  ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
+  training.send_to(1, SIGSTOP);
+  ASSERT_TRUE(training.trains_again(1, 2)) << both_logs(training);
+  std::ofstream(end) << "now";
+  ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  expect_same_and_learned(training);
+  EXPECT_TRUE(says(training.log(0), "[elastic] warning: rank 1 is gone: rank 0 goes on"));
+}
+
+TEST(ElasticTest, SigtermSavesAndTheJobGoesOnFromThere) {
+  const TemporaryFolder folder;
+  const auto dir = "--snapshot_dir=" + (folder.path() / "snapshots").string();
+  {
+    Training training(2, {"--epochs=1000", dir});
+    ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
+    training.send(SIGTERM);
+    EXPECT_EQ(training.wait(60s), 143) << both_logs(training);
+    EXPECT_TRUE(says(training.log(0), "[stop] all ranks stop after update ", ": saved in "));
+  }
+  Training training(2, {"--epochs=4", dir});
+  ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  expect_same_and_learned(training);
+  EXPECT_TRUE(says(training.log(0), "[snapshot] goes on after update "));
+}
+
+TEST(ElasticTest, SigtermStopsThoseWhoAreLeft) {
+  const TemporaryFolder folder;
+  const auto dir = "--snapshot_dir=" + (folder.path() / "snapshots").string();
+  {
+    Training training(3, {"--epochs=1000", dir}, {"--max_restarts=0"});
+    ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
+    const double killed = steady_seconds();
+    training.send_to(0, SIGKILL);
+    ASSERT_TRUE(eventually([&] { return training.pause_of(1, killed + 0.2) < 1e8; }, 30s));
+    training.send(SIGTERM);
+    EXPECT_EQ(training.wait(60s), 143) << both_logs(training);
+  }
+  Training training(3, {"--epochs=4", dir});
+  ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  expect_same_and_learned(training);
+  EXPECT_TRUE(says(training.log(0), "[snapshot] was written by 2 ranks and is taken up by 3"));
+}
+
 TEST(ElasticTest, FewerThanMinRanksStartAgainFromTheLastSnapshot) {
   const TemporaryFolder folder;
   Training training(
@@ -196,6 +245,34 @@ TEST(ElasticTest, SnapshotOfThoseWhoWereLeftIsTakenUpByAll) {
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
   expect_same_and_learned(training);
   EXPECT_TRUE(says(training.log(0), "[snapshot] was written by 1 ranks and is taken up by 2"));
+}
+
+// One rank on each of two hosts: what is lost there is found out through the store alone.
+TEST(ElasticTest, RanksOfAnotherHostAreLostAndComeBack) {
+  const TwoHosts hosts;
+  if (!hosts.refused().empty()) GTEST_SKIP() << hosts.refused();
+  const TemporaryFolder folder;
+  const auto end = folder.path() / "end";
+  const auto start = [&](int host) {
+    return std::make_unique<Launched>(
+        Words{"--nnodes=2", format("--node_rank={}", host), "--master=10.77.0.1:29514",
+              "--nproc_per_node=1", "--elastic", "--max_restarts=3", "--peer_timeout_s=5",
+              beside("test_elastic_program"), "--epochs=1000", "--until=" + end.string()},
+        hosts.on(host));
+  };
+  const auto first = start(0), second = start(1);
+  const auto story = [&](int host) { return Story::in((host == 0 ? *first : *second).log(0)); };
+  ASSERT_TRUE(eventually([&] { return story(1).updates.size() > 2; }, 60s)) << first->output();
+  const double killed = steady_seconds();
+  ::kill(story(1).pids.back(), SIGKILL);
+  ASSERT_TRUE(eventually([&] { return story(1).pids.size() == 2 && story(1).is_training(); }, 60s))
+      << first->output() << second->output();
+  std::ofstream(end) << "now";
+  ASSERT_EQ(first->wait(60s), 0) << first->output();
+  ASSERT_EQ(second->wait(60s), 0) << second->output();
+  EXPECT_EQ(story(0).digest, story(1).digest);
+  EXPECT_EQ(story(0).pids.size(), 1u);
+  EXPECT_LT(story(0).next_update_after(killed + 0.2).value_or(1e9) - killed, 10.0);
 }
 
 // All ranks refuse alike, but the first to end may take the other with it.
@@ -265,6 +342,11 @@ TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
   ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
   EXPECT_GT(kills + stops, 1);
   expect_same_and_learned(training);
+  const auto epochs = training.story(0).updates.back().epoch + 1;
+  Training undisturbed(ranks, {format("--epochs={}", epochs), "--step_ms=0"});
+  ASSERT_EQ(undisturbed.wait(90s), 0) << undisturbed.output();
+  EXPECT_LT(training.story(0).loss, 2 * undisturbed.story(0).loss + 0.005)
+      << "after " << epochs << " epochs";
   RecordProperty("kills", kills);
   RecordProperty("stops", stops);
 }

@@ -26,7 +26,6 @@ bool run(std::vector<std::string> words) {
 }
 
 std::string space(int host) { return format("fleet{}h{}", getpid(), host); }
-std::string cable(int host) { return format("cable{}", host); }
 
 }  // namespace
 
@@ -41,13 +40,11 @@ std::string TwoHosts::set_up() {
   if (geteuid() != 0) return "network namespaces need root";
   for (int host = 0; host < 2; ++host)
     if (!run({"ip", "netns", "add", space(host)})) return "`ip netns add` is not permitted here";
-  if (!run({"ip", "link", "add", cable(0), "netns", space(0), "type", "veth", "peer", "name",
-            cable(1), "netns", space(1)}))
+  if (!run({"ip", "link", "add", device(0), "netns", space(0), "type", "veth", "peer", "name",
+            device(1), "netns", space(1)}))
     return "virtual network cables are not permitted here";
   for (int host = 0; host < 2; ++host) {
-    const auto address = format("10.77.0.{}/24", host + 1);
-    if (!run({"ip", "-n", space(host), "address", "add", address, "dev", cable(host)}) ||
-        !run({"ip", "-n", space(host), "link", "set", cable(host), "up"}) ||
+    if (!connect(host, device(host), format("10.77.0.{}/24", host + 1)) ||
         !run({"ip", "-n", space(host), "link", "set", "lo", "up"}))
       return "network namespaces cannot be set up here";
   }
@@ -59,15 +56,24 @@ std::vector<std::string> TwoHosts::on(int host) const {
 }
 
 bool TwoHosts::unplug(int host) const {
-  return run({"ip", "-n", space(host), "link", "set", cable(host), "down"});
+  return run({"ip", "-n", space(host), "link", "set", device(host), "down"});
 }
 
 bool TwoHosts::plug_in(int host) const {
-  return run({"ip", "-n", space(host), "link", "set", cable(host), "up"});
+  return run({"ip", "-n", space(host), "link", "set", device(host), "up"});
 }
 
-bool TwoHosts::limit_rate(int host, int mbit) {
-  return run({"tc", "qdisc", "replace", "dev", cable(host), "root", "tbf", "rate",
+std::string TwoHosts::name(int host) const { return space(host); }
+
+std::string TwoHosts::device(int host) { return format("cable{}", host); }
+
+bool TwoHosts::connect(int host, const std::string& device, const std::string& address) const {
+  return run({"ip", "-n", space(host), "address", "add", address, "dev", device}) &&
+         run({"ip", "-n", space(host), "link", "set", device, "up"});
+}
+
+bool TwoHosts::limit_rate(int host, const std::string& device, int mbit) const {
+  return run({"tc", "-n", space(host), "qdisc", "replace", "dev", device, "root", "tbf", "rate",
               format("{}mbit", mbit), "burst", "64kb", "latency", "100ms"});
 }
 

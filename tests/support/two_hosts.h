@@ -25,9 +25,14 @@ class TwoHosts {
   /// As when somebody pulls the cable: nothing arrives, and nobody is told.
   bool unplug(int host) const;
   bool plug_in(int host) const;
-  /// Called on that host itself: from here on it sends so many Mbit/s at most. False when it cannot
-  /// be.
-  static bool limit_rate(int host, int mbit);
+  /// The network namespace's.
+  std::string name(int host) const;
+  /// The end of the cable there.
+  static std::string device(int host);
+  /// Gives a device of that host an address, and switches it on.
+  bool connect(int host, const std::string& device, const std::string& address) const;
+  /// That host sends so many Mbit/s at most on that device. False when it cannot be.
+  bool limit_rate(int host, const std::string& device, int mbit) const;
 
  private:
   std::string set_up();
