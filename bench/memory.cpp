@@ -121,7 +121,9 @@ Step run(const Net& net, int64_t samples, const Way& way,
 }
 
 StepProfile profile_of(const Net& net, int64_t samples) {
-  const Way lean{.policy = [] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2); }};
+  const auto tied = std::make_shared<memory::TiedOps>();
+  const Way lean{
+      .policy = [=] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2, tied); }};
   run(net, samples, lean);  // warms up
   const auto profiler = std::make_shared<memory::Profiler>(counter());
   run(net, samples, lean, profiler);

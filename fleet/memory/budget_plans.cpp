@@ -77,7 +77,7 @@ BudgetPlans::Forward BudgetPlans::begin(int64_t samples) {
   }
   const auto& lean = kLean[entry.lean];
   const auto segment = std::max(kLeast, (budget_ - counter_.live()) / lean.share);
-  running_.policy = std::make_shared<AutomaticCuts>(segment, lean.live);
+  running_.policy = std::make_shared<AutomaticCuts>(segment, lean.live, entry.tied);
   // The first step of all meets cold caches and fresh pages.
   if (entry.steps > 0 && entry.measured < kMeasurements) {
     running_.profiler = std::make_shared<Profiler>(counter_);

@@ -7,6 +7,7 @@
 
 #include "fleet/memory/memory_counter.h"
 #include "fleet/memory/plan.h"
+#include "fleet/memory/policies.h"
 #include "fleet/memory/step_profile.h"
 
 namespace fleet::memory {
@@ -56,6 +57,7 @@ class BudgetPlans {
     double margin = 0.01;
     bool is_tightened = false;  // since it was measured
     int64_t saved_bytes = 0;    // of the forward that was measured
+    std::shared_ptr<TiedOps> tied = std::make_shared<TiedOps>();
     std::shared_ptr<const StepProfile> profile;
     std::shared_ptr<const Plan> plan;
 

@@ -24,14 +24,17 @@ std::string op_in(const std::string& text) {
 StepProfile profile_on_meta(const std::function<torch::Tensor()>& loss, const MachineRates& rates) {
   auto& meta = BudgetAllocator::meta();
   FLEET_ASSERT(meta.is_on(), "nobody counts meta tensors");
-  const auto profiler = std::make_shared<Profiler>(meta.counter());
+  std::shared_ptr<Profiler> profiler;
   try {
-    torch::Tensor value;
-    {
-      AutomaticCuts lean(1 << 20, 2);
+    const auto tied = std::make_shared<TiedOps>();
+    const auto forward = [&] {
+      AutomaticCuts lean(1 << 20, 2, tied);
       TapeScope scope(lean, profiler);
-      value = loss();
-    }
+      return loss();
+    };
+    forward();  // tells what may not be cut
+    profiler = std::make_shared<Profiler>(meta.counter());
+    auto value = forward();
     FLEET_ASSERT(value.is_meta(), "the loss is on " + value.device().str());
     value.backward();
   } catch (const c10::NotImplementedError& error) {

@@ -245,6 +245,10 @@ void Tape::add_input(OpRecord& record, const torch::Tensor& tensor, int argument
   input.version = version_of(input.value);
   // To write to what a replay starts from would change it for the next one.
   if (input.written && !is_inside(input.value)) record.can_replay = false;
+  if (const int made = ledger_->values[static_cast<size_t>(input.value)].producer;
+      input.written && made >= 0) {
+    policy_.changes(made, record.index);
+  }
   arguments_.push_back({.tensor = tensor, .input = record.inputs.size()});
   record.inputs.push_back(std::move(input));
 }

@@ -41,6 +41,9 @@ class TapePolicy {
   /// Whether the values that this op made are rebuilt one by one, each when it is asked for, from
   /// what else is kept; in a segment that is dropped, from what else is rebuilt.
   virtual bool rebuilds_results_of(const OpRecord& /*op*/) { return false; }
+  /// The op that is about to run changes in place what op `made` made. With a cut between the two
+  /// it would be kept: no replay writes to what lies outside its segment.
+  virtual void changes(int /*made*/, int /*op*/) {}
   /// `fleet::checkpoint(x, name)` was called; asked before `cut_at`.
   virtual void meets(std::string_view /*name*/, const torch::Tensor& /*x*/) {}
 };

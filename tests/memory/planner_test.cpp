@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "fleet/applications/bert.h"
+#include "fleet/applications/resnet.h"
 #include "fleet/applications/synthetic.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/budget_allocator.h"
@@ -270,6 +271,43 @@ class SmallBert {
   applications::Bert model_{nullptr};
   BertBatch batch_;
 };
+
+// Norms are added to and activated in place: cut in between, their results could not be made again.
+TEST(Planner, NetThatWorksInPlaceIsPlannedAsTightlyAsByItsCheckpoints) {
+  const BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  auto& counter = BudgetAllocator::cpu().counter();
+  torch::manual_seed(1);
+  auto model = applications::Resnet50();
+  const auto batch = applications::synthetic_batch(model.options(), 4, 1, 64);
+  for (const auto& parameter : model->parameters()) {
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+  }
+  const auto peak_of = [&](TapePolicy& policy,
+                           const std::shared_ptr<Profiler>& profiler = nullptr) {
+    model->zero_grad(/*set_to_none=*/false);
+    counter.reset_peaks();
+    torch::Tensor loss;
+    {
+      TapeScope scope(policy, profiler);
+      loss = model.loss(batch);
+    }
+    loss.backward();
+    return counter.peak();
+  };
+  NamedCuts blocks(model->checkpoints());
+  peak_of(blocks);
+  const auto by_hand = peak_of(blocks);
+  AutomaticCuts lean(1 << 18, 2);
+  peak_of(lean);
+  const auto profiler = std::make_shared<Profiler>(counter);
+  peak_of(lean, profiler);
+  const auto profile = profiler->finish();
+  const auto plan = make_plan(profile, {.budget = by_hand});
+  ASSERT_TRUE(plan) << least_memory(profile).predicted_peak << " for " << by_hand;
+  PlannedPolicy planned(std::make_shared<const Plan>(*plan));
+  EXPECT_LE(peak_of(planned), by_hand);
+  EXPECT_FALSE(planned.has_diverged());
+}
 
 TEST(Planner, CountsOnAFileWhereThereIsOne) {
   SmallBert bert(/*layers=*/12, /*samples=*/8);
