@@ -69,7 +69,7 @@ std::string TwoHosts::device(int host) { return format("cable{}", host); }
 
 bool TwoHosts::connect(int host, const std::string& device, const std::string& address) const {
   return run({"ip", "-n", space(host), "address", "add", address, "dev", device}) &&
-         run({"ip", "-n", space(host), "link", "set", device, "up"});
+         run({"ip", "-n", space(host), "link", "set", device, "mtu", "9000", "up"});
 }
 
 bool TwoHosts::limit_rate(int host, const std::string& device, int mbit) const {

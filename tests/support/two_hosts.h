@@ -29,7 +29,7 @@ class TwoHosts {
   std::string name(int host) const;
   /// The end of the cable there.
   static std::string device(int host);
-  /// Gives a device of that host an address, and switches it on.
+  /// Gives a device of that host an address and jumbo frames, and switches it on.
   bool connect(int host, const std::string& device, const std::string& address) const;
   /// That host sends so many Mbit/s at most on that device. False when it cannot be.
   bool limit_rate(int host, const std::string& device, int mbit) const;
