@@ -24,7 +24,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-constexpr auto kLimit = std::chrono::minutes(15);
+constexpr auto kLimit = std::chrono::minutes(30);
 constexpr int kLinkMbit = 100;
 constexpr std::chrono::milliseconds kLinkDelay{10};
 

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Tests that cannot fail prove nothing: takes one protection of the tape away at a time, in a copy of its source that is linked
+# into the tests of this build, and expects them to fail. A few minutes after a build: scripts/negative_controls.sh [name...].
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=build
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+# name|source|what is taken away, as sed
+controls=(
+  "generators-not-put-back|fleet/memory/region.cpp|s/if (record.draws) generators.set(\*record.draws);//"
+  "statistics-not-copied|fleet/memory/region.cpp|s/if (input.statistics) return tensor.clone();//"
+  "sources-not-copied-before-writes|fleet/memory/kept_value.cpp|s/if (!tensor.has_storage()) return;/return;/"
+  "writes-not-replayed|fleet/memory/region.cpp|s/if (writer < time) mark_op(writer);//"
+  "stale-saves-not-refused|fleet/memory/tape.cpp|s/if (now != slot.version) {/if (false) {/"
+)
+
+link=$(ninja -C "$build" -t commands bin/test_memory | tail -1)
+status=0
+for control in "${controls[@]}"; do
+  IFS='|' read -r name source change <<<"$control"
+  [ $# = 0 ] || [[ " $* " == *" $name "* ]] || continue
+  sed "$change" "$source" >"$dir/changed.cpp"
+  if cmp -s "$source" "$dir/changed.cpp"; then
+    echo "$name: $source has no such line any more" >&2
+    status=1
+    continue
+  fi
+  object="fleet/CMakeFiles/fleet.dir/${source#fleet/}.o"
+  compile=$(ninja -C "$build" -t commands "$object" | tail -1)
+  compile=${compile//$PWD\/$source/$dir/changed.cpp}
+  compile=${compile//$object/$dir/changed.o}
+  (cd "$build" && eval "$compile" && eval "${link//bin\/test_memory/$dir/test_memory $dir/changed.o}") >"$dir/log" 2>&1 ||
+    { cat "$dir/log" >&2; echo "$name: does not build" >&2; exit 1; }
+  if OMP_NUM_THREADS=1 timeout 600 "$dir/test_memory" --gtest_brief=1 --gtest_fail_fast --gtest_filter="StockModels.*:*RandomPrograms.*" >"$dir/log" 2>&1; then
+    echo "$name: NO TEST NOTICED"
+    status=1
+  else
+    echo "$name: noticed by $(grep -m1 -o 'FAILED  \] [^ ,]*' "$dir/log" | sed 's/.*\] //' || echo 'a crash')"
+  fi
+done
+exit "$status"
