@@ -33,9 +33,7 @@ namespace nn = torch::nn;
 constexpr int64_t kBatch = 64;    // per rank
 constexpr int64_t kUpdates = 64;  // of one timing: a multiple of every interval, as is a quarter
 constexpr int kRounds = 2;
-constexpr int64_t kEpochUpdates = 468;  // all of the training images
-constexpr int64_t kTrainingUpdates = 3 * kEpochUpdates;
-constexpr int kPostLocal = kEpochUpdates / 5;
+constexpr int64_t kTrainingUpdates = 3 * 468;  // all of the training images, three times
 constexpr int kSeeds = 3;
 
 struct Mode {
@@ -56,16 +54,6 @@ std::vector<Mode> modes() {
   delayed.localsgd_configs.delayed = true;
   all.push_back({"k = 8, delayed", delayed});
   return all;
-}
-
-// Synchronous for a fifth of an epoch, then as far apart as the loss allows.
-Mode post_local() {
-  return {"adaptive, post-local, slow momentum",
-          {.adaptive_localsgd = true,
-           .adaptive_localsgd_configs = {.init_k_steps = 16,
-                                         .begin_step = kPostLocal,
-                                         .outer = "slow_momentum",
-                                         .outer_momentum = 0.2}}};
 }
 
 // 0.23 million parameters: 0.9 MB to be sent, 75 ms at 100 Mbit/s.
@@ -145,23 +133,17 @@ double accuracy(const Mode& mode, int64_t seed, const Data& train, const Data& t
   return 100 * top.top(1);
 }
 
-struct Stretch {
-  int64_t before = kUpdates / 4;  // updates
-  int64_t timed = kUpdates;
-};
-
-double updates_per_second(const Mode& mode, const Data& train, const Host& host,
-                          const Stretch& stretch = {}) {
+double updates_per_second(const Mode& mode, const Data& train, const Host& host) {
   Trainee trainee(mode.strategy, 1, train);
-  trainee.run(stretch.before);
+  trainee.run(kUpdates / 4);
   barrier_worker();
   const auto begin = std::chrono::steady_clock::now();
-  trainee.run(stretch.timed, host);
+  trainee.run(kUpdates, host);
   const std::chrono::duration<double> own = std::chrono::steady_clock::now() - begin;
   trainee.optimizer.end_epoch();
   const auto slowest = torch::tensor({own.count()}, torch::kDouble);
   world()->all_reduce(slowest, comm::ReduceOp::kMax, "the slowest rank's time");
-  return static_cast<double>(stretch.timed) / slowest.item<double>();
+  return kUpdates / slowest.item<double>();
 }
 
 std::string list(const std::vector<double>& values) {
@@ -185,9 +167,7 @@ std::vector<Row> bench_local_sgd_accuracy() {
   const Data test = load_fashion_mnist(kFashionMnistDir, Phase::kTest);
   std::vector<Row> rows;
   double synchronous = 0;
-  auto all = modes();
-  all.push_back(post_local());
-  for (const auto& mode : all) {
+  for (const auto& mode : modes()) {
     std::vector<double> percents;
     for (int64_t seed = 1; seed <= kSeeds; ++seed) {
       percents.push_back(accuracy(mode, seed, train, test));
@@ -231,10 +211,6 @@ std::vector<Row> bench_local_sgd() {
     return mean(speeds.back());
   };
   const double alone = measure("", kRounds, {});
-  const double whole =
-      updates_per_second(post_local(), train, {}, {.before = 0, .timed = kTrainingUpdates});
-  rows.push_back({post_local().name + ", a whole training", whole, "1/s", all[0].name,
-                  rows[0].value, whole / rows[0].value, ""});
   const std::chrono::milliseconds update(std::lround(1e3 / alone));
   measure(", host 2 half as fast", 1, {.pause_chance = 1, .pause = update});
   measure(", host 2 pauses", 1, {.pause_chance = 1.0 / 8, .pause = 8 * update});

@@ -57,8 +57,7 @@ std::unique_ptr<Pending::State> ElasticCarrier::prepare(Call call) {
   return std::make_unique<GroupCall>(std::move(elastic), group_);
 }
 
-std::shared_ptr<Carrier> ElasticCarrier::duplicate(const std::string& name) {
-  static_cast<void>(name);
+std::shared_ptr<Carrier> ElasticCarrier::duplicate(const std::string& /*name*/) {
   return std::make_shared<ElasticCarrier>(group_);
 }
 

@@ -15,7 +15,7 @@ class ElasticCarrier : public Carrier {
   std::unique_ptr<Pending::State> prepare(Call call) override;
   std::vector<int> present() const override { return group_->present(); }
   /// The same group: all of its calls have one order.
-  std::shared_ptr<Carrier> duplicate(const std::string& name) override;
+  std::shared_ptr<Carrier> duplicate(const std::string& /*name*/) override;
 
  private:
   struct GroupCall;

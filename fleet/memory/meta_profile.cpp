@@ -1,6 +1,6 @@
 #include "fleet/memory/meta_profile.h"
 
-#include <regex>
+#include <cctype>
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -14,9 +14,15 @@ namespace {
 
 // "Could not run 'aten::x' with arguments from the 'Meta' backend", and its kin.
 std::string op_in(const std::string& text) {
-  std::smatch match;
-  if (std::regex_search(text, match, std::regex("[a-z_0-9]+::[A-Za-z_0-9.]+"))) return match[0];
-  return "an op";
+  const auto is_part_of_name = [](unsigned char c) {
+    return std::isalnum(c) || c == '_' || c == '.';
+  };
+  const auto colons = text.find("::");
+  if (colons == std::string::npos) return "an op";
+  auto begin = colons, end = colons + 2;
+  while (begin > 0 && is_part_of_name(static_cast<unsigned char>(text[begin - 1]))) --begin;
+  while (end < text.size() && is_part_of_name(static_cast<unsigned char>(text[end]))) ++end;
+  return text.substr(begin, end - begin);
 }
 
 }  // namespace
