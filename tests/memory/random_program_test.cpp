@@ -157,7 +157,7 @@ constexpr int kShares = 8;
 
 TEST_P(RandomPrograms, EqualPlain) {
   const char* wish = std::getenv("FLEET_PROGRAMS");
-  const int programs = wish ? std::atoi(wish) : 2400;
+  const int programs = wish ? std::atoi(wish) : 3200;
   const char* only = std::getenv("FLEET_PROGRAM");
   at::set_num_threads(1);
   int accepted = 0, refused = 0, runs = 0, unseen_writes = 0, leaky = 0;
