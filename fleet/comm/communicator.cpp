@@ -26,7 +26,7 @@ std::string clock_time(Clock::time_point when) {
   return format("{:02}:{:02}:{:02}", parts.tm_hour, parts.tm_min, parts.tm_sec);
 }
 
-// " (12 x Float, 48 B)", " (3 tensors, 1.2 MB)"
+// " (12 x Float, 0.0 KB)", " (3 tensors, 1.2 MB)"
 std::string describe(const std::vector<torch::Tensor>& tensors) {
   if (tensors.empty()) return "";
   double bytes = 0;
@@ -67,6 +67,17 @@ void check(const torch::Tensor& tensor, std::string_view call) {
 
 }  // namespace
 
+template <typename Work>
+void Pending::State::guarded(Work&& work) const {
+  try {
+    work();
+  } catch (const Error&) {  // which says all
+    throw;
+  } catch (const std::exception& error) {
+    fail(first_line(error.what()));
+  }
+}
+
 void Pending::State::fail(const std::string& engine) const {
   const auto seconds = std::chrono::duration<double>(Clock::now() - since).count();
   const auto who = watch ? watch->diagnose(sequence) : std::string("a peer failed");
@@ -97,13 +108,7 @@ Pending::~Pending() {
 void Pending::wait() {
   if (!state_) return;
   const auto state = std::move(state_);
-  try {
-    state->block();
-  } catch (const Error&) {  // which says all
-    throw;
-  } catch (const std::exception& error) {
-    state->fail(first_line(error.what()));
-  }
+  state->guarded([&] { state->block(); });
 }
 
 bool Pending::done() const { return !state_ || state_->is_done(); }
@@ -149,13 +154,7 @@ Pending Communicator::begin(std::unique_ptr<Pending::State> state, std::string_v
   state->rank = rank_;
   state->watch = watch_;
   if (watch_) state->sequence = watch_->starts(state->what);
-  try {
-    state->launch();
-  } catch (const Error&) {  // which says all
-    throw;
-  } catch (const std::exception& error) {
-    state->fail(first_line(error.what()));
-  }
+  state->guarded([&] { state->launch(); });
   return Pending(std::move(state));
 }
 

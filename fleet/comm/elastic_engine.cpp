@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "fleet/comm/backend.h"
+#include "fleet/comm/engine_calls.h"
 #include "fleet/core/error.h"
 
 namespace fleet::comm {
@@ -36,20 +37,13 @@ void ElasticEngine::drop() { backend_.reset(); }
 
 void ElasticEngine::reduce(const torch::Tensor& tensor, ReduceOp op) {
   if (!backend_) return;
-  std::vector<torch::Tensor> tensors{tensor};
-  c10d::AllreduceOptions about;
-  about.reduceOp = op == ReduceOp::kMax ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-  about.timeout = options_.timeout;
-  backend_->allreduce(tensors, about)->wait();
+  const auto without_division = op == ReduceOp::kAvg ? ReduceOp::kSum : op;
+  start_reduce(*backend_, tensor, without_division, options_.timeout)->wait();
 }
 
 void ElasticEngine::broadcast(const torch::Tensor& tensor, int root) {
   if (!backend_) return;
-  std::vector<torch::Tensor> tensors{tensor};
-  c10d::BroadcastOptions about;
-  about.rootRank = root;
-  about.timeout = options_.timeout;
-  backend_->broadcast(tensors, about)->wait();
+  start_broadcast(*backend_, tensor, root, options_.timeout)->wait();
 }
 
 void ElasticEngine::send(const std::vector<torch::Tensor>& tensors, int to) {

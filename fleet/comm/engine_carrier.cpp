@@ -8,61 +8,12 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "fleet/comm/backend.h"
+#include "fleet/comm/engine_calls.h"
 #include "fleet/comm/meeting.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 
 namespace fleet::comm {
-namespace {
-
-using EngineWork = c10::intrusive_ptr<c10d::Work>;
-
-c10d::ReduceOp engine_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kAvg:
-      return c10d::ReduceOp::AVG;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    default:
-      return c10d::ReduceOp::SUM;
-  }
-}
-
-EngineWork reduce(c10d::Backend& engine, const torch::Tensor& tensor, ReduceOp op,
-                  std::chrono::milliseconds timeout) {
-  std::vector<torch::Tensor> tensors{tensor};
-  c10d::AllreduceOptions options;
-  options.reduceOp = engine_op(op);
-  options.timeout = timeout;
-  return engine.allreduce(tensors, options);
-}
-
-EngineWork broadcast(c10d::Backend& engine, const torch::Tensor& tensor, int root,
-                     std::chrono::milliseconds timeout) {
-  std::vector<torch::Tensor> tensors{tensor};
-  c10d::BroadcastOptions options;
-  options.rootRank = root;
-  options.timeout = timeout;
-  return engine.broadcast(tensors, options);
-}
-
-EngineWork gather(c10d::Backend& engine, const torch::Tensor& row, const torch::Tensor& rows,
-                  std::chrono::milliseconds timeout) {
-  std::vector<std::vector<torch::Tensor>> outputs{rows.unbind(0)};
-  std::vector<torch::Tensor> inputs{row};
-  c10d::AllgatherOptions options;
-  options.timeout = timeout;
-  return engine.allgather(outputs, inputs, options);
-}
-
-EngineWork meet_all(c10d::Backend& engine, std::chrono::milliseconds timeout) {
-  c10d::BarrierOptions options;
-  options.timeout = timeout;
-  return engine.barrier(options);
-}
-
-}  // namespace
-
 struct EngineCarrier::EngineCall : Pending::State {
   EngineCall(Call call, c10::intrusive_ptr<c10d::Backend> engine)
       : call(std::move(call)), engine(std::move(engine)) {}
@@ -71,17 +22,17 @@ struct EngineCarrier::EngineCall : Pending::State {
     switch (call.kind) {
       case Call::Kind::kReduce:
         for (const auto& tensor : call.tensors)
-          works.push_back(reduce(*engine, tensor, call.op, timeout));
+          works.push_back(start_reduce(*engine, tensor, call.op, timeout));
         break;
       case Call::Kind::kBroadcast:
         for (const auto& tensor : call.tensors)
-          works.push_back(broadcast(*engine, tensor, call.root, timeout));
+          works.push_back(start_broadcast(*engine, tensor, call.root, timeout));
         break;
       case Call::Kind::kGather:
-        works.push_back(gather(*engine, call.tensors[0], call.tensors[1], timeout));
+        works.push_back(start_gather(*engine, call.tensors[0], call.tensors[1], timeout));
         break;
       case Call::Kind::kMeet:
-        works.push_back(meet_all(*engine, timeout));
+        works.push_back(start_meeting(*engine, timeout));
         break;
     }
   }

@@ -18,6 +18,9 @@ struct Pending::State {
   virtual void block() = 0;
   virtual bool is_done() const = 0;
 
+  /// Runs `work`; what it throws becomes an error that says which call failed, and who is to blame.
+  template <typename Work>
+  void guarded(Work&& work) const;
   [[noreturn]] void fail(const std::string& engine) const;
 
   std::string what;

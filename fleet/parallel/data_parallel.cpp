@@ -48,8 +48,9 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
   auto own = torch::zeros({static_cast<int64_t>(tensors.size()) + 1}, torch::kLong);
   auto count = torch::tensor({static_cast<int64_t>(tensors.size())}, torch::kLong);
   const auto counts = comm.all_gather(count, "the number of parameters");
-  for (const int rank : comm.present()) {
-    const int first = comm.present().front();
+  auto ranks = comm.present();
+  for (const int rank : ranks) {
+    const int first = ranks.front();
     const auto a = counts[first].item<int64_t>();
     const auto b = counts[rank].item<int64_t>();
     if (a != b) {
@@ -63,8 +64,9 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
     own[static_cast<int64_t>(i)] = static_cast<int64_t>(hash(describe(tensors[i])) >> 1);
   }
   const auto hashes = comm.all_gather(own, "the names and shapes of parameters");
-  for (const int rank : comm.present()) {
-    const int first = comm.present().front();
+  ranks = comm.present();
+  for (const int rank : ranks) {
+    const int first = ranks.front();
     const auto differ = (hashes[first] != hashes[rank]).nonzero();
     if (differ.numel() == 0) continue;
     const auto& item = tensors[static_cast<size_t>(differ[0][0].item<int64_t>())];
