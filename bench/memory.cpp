@@ -1,7 +1,11 @@
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include <torch/nn/functional/loss.h>
 
@@ -30,58 +34,57 @@ using memory::TapePolicy;
 using memory::TapeScope;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kRounds = 5;
+constexpr int kRounds = 7;
 
 memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
 struct Net {
   std::string name;
-  std::function<torch::Tensor(int64_t samples)> loss;
+  std::function<void(int64_t samples)> make_batch;  // unless it is there
+  std::function<torch::Tensor()> loss;              // of that batch
   std::vector<torch::Tensor> parameters;
   std::vector<std::string> checkpoints;
 };
 
+template <class Batch, class Model, class Make>
+Net net_of(std::string name, Model model, Make make) {
+  auto batch = std::make_shared<Batch>();
+  return {.name = std::move(name),
+          .make_batch =
+              [=](int64_t samples) {
+                if (batch->size() == samples) return;
+                *batch = {};
+                *batch = make(samples);
+              },
+          .loss = [=]() mutable { return model.loss(*batch); },
+          .parameters = model->parameters(),
+          .checkpoints = model->checkpoints()};
+}
+
 // BERT-large's 24 blocks, narrower.
-applications::BertOptions narrow_bert() {
+applications::BertOptions narrow_bert(int64_t hidden) {
   applications::BertOptions options;
   options.vocab = 1000;
-  options.hidden = 256;
-  options.heads = 4;
-  options.intermediate = 1024;
+  options.hidden = hidden;
+  options.heads = hidden / 64;
+  options.intermediate = 4 * hidden;
   options.layers = 24;
   return options;
 }
 
 Net bert(const applications::BertOptions& options, int64_t length) {
-  applications::Bert model(options);
-  auto batches = std::make_shared<std::map<int64_t, BertBatch>>();
-  return {.name = format("BERT {} x {}, seq {}", options.layers, options.hidden, length),
-          .loss =
-              [=](int64_t samples) mutable {
-                auto& batch = (*batches)[samples];
-                if (batch.size() == 0) {
-                  batch = applications::synthetic_batch(options, samples, 1, length);
-                }
-                return model.loss(batch);
-              },
-          .parameters = model->parameters(),
-          .checkpoints = model->checkpoints()};
+  return net_of<BertBatch>(format("BERT {} x {}, seq {}", options.layers, options.hidden, length),
+                           applications::Bert(options), [=](int64_t samples) {
+                             return applications::synthetic_batch(options, samples, 1, length);
+                           });
 }
 
 Net resnet50(int64_t side) {
-  auto model = applications::Resnet50();
-  auto batches = std::make_shared<std::map<int64_t, Batch>>();
-  return {.name = format("ResNet50, {} x {}", side, side),
-          .loss =
-              [=](int64_t samples) mutable {
-                auto& batch = (*batches)[samples];
-                if (batch.size() == 0) {
-                  batch = applications::synthetic_batch(model.options(), samples, 1, side);
-                }
-                return model.loss(batch);
-              },
-          .parameters = model->parameters(),
-          .checkpoints = model->checkpoints()};
+  const auto model = applications::Resnet50();
+  return net_of<Batch>(format("ResNet50, {} x {}", side, side), model,
+                       [=, options = model.options()](int64_t samples) {
+                         return applications::synthetic_batch(options, samples, 1, side);
+                       });
 }
 
 struct Step {
@@ -102,6 +105,7 @@ struct Way {
 Step run(const Net& net, int64_t samples, const Way& way,
          const std::shared_ptr<memory::Profiler>& profiler = nullptr) {
   for (const auto& parameter : net.parameters) parameter.mutable_grad().zero_();
+  net.make_batch(samples);
   counter().reset_peaks();
   const auto before = counter().live();
   const auto begin = std::chrono::steady_clock::now();
@@ -110,9 +114,9 @@ Step run(const Net& net, int64_t samples, const Way& way,
     if (way.policy) {
       const auto policy = way.policy();
       TapeScope scope(*policy, profiler, way.offload);
-      loss = net.loss(samples);
+      loss = net.loss();
     } else {
-      loss = net.loss(samples);
+      loss = net.loss();
     }
     loss.backward();
   }
@@ -120,11 +124,13 @@ Step run(const Net& net, int64_t samples, const Way& way,
   return {.seconds = seconds, .peak = counter().peak() - before};
 }
 
-StepProfile profile_of(const Net& net, int64_t samples) {
-  const auto tied = std::make_shared<memory::TiedOps>();
-  const Way lean{
-      .policy = [=] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2, tied); }};
-  run(net, samples, lean);  // warms up
+// As little memory as can be without a plan.
+Way lean() {
+  const auto tied = std::make_shared<memory::TiedOps>();  // learned in the first step
+  return {.policy = [=] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2, tied); }};
+}
+
+StepProfile profile_of(const Net& net, int64_t samples, const Way& lean) {
   const auto profiler = std::make_shared<memory::Profiler>(counter());
   run(net, samples, lean, profiler);
   return profiler->finish();
@@ -177,27 +183,48 @@ Step run_again(const Net& net, int64_t samples, const Way& way) {
   return run(net, samples, way);
 }
 
+// Two ways of about the same memory, in turn.
+Row side_by_side(const Net& net, int64_t samples, const Way& way, const Way& peer) {
+  Timing mine, theirs;
+  for (int round = 0; round < kRounds; ++round) {
+    theirs.seconds.push_back(run_again(net, samples, peer).seconds);
+    mine.seconds.push_back(run_again(net, samples, way).seconds);
+  }
+  const Slowdown slowdown(mine, theirs);
+  return {net.name + ", " + way.name + ", beside it",
+          mine.median() * 1e3,
+          "ms",
+          peer.name,
+          theirs.median() * 1e3,
+          1 / slowdown.middle,
+          slowdown.text()};
+}
+
 // What memory costs in time, at one batch: each way between two plain ones.
 void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Row>& rows) {
   const auto plain = run(net, samples, {});
-  const auto profile = profile_of(net, samples);
+  const auto lean_way = lean();
+  run(net, samples, lean_way);  // warms up
+  const auto profile = profile_of(net, samples, lean_way);
   const auto blocks = named("every block", net.checkpoints);
   const auto block_peak = run(net, samples, blocks).peak;
   std::vector<Way> ways{{"plain"}, blocks, named("sqrt(n) segments", square_root(net.checkpoints))};
   const auto begin = std::chrono::steady_clock::now();
   double planning = 0;
   const auto add_plan = [&](const std::string& name, int64_t peak, const Disk* to = nullptr) {
-    if (const auto way = planned(name, profile, profile.base + peak, to)) {
+    auto way = planned(name, profile, profile.base + peak, to);
+    if (way) {
       ways.push_back(*way);
     } else {
       log::info("bench", format("{}, {}: no plan for {}", net.name, name, byte_size_text(peak)));
     }
+    return way;
   };
   add_plan("planned, half", plain.peak / 2);
   planning = seconds_since(begin);
   add_plan("planned, a quarter", plain.peak / 4);
   add_plan("planned, a ninth", plain.peak / 9);
-  add_plan("planned, at every block's memory", block_peak);
+  const auto as_blocks = add_plan("planned, at every block's memory", block_peak);
   add_plan("planned + offload, a ninth", plain.peak / 9, &disk);
   add_plan("planned + offload, at two thirds of every block's memory", block_peak * 2 / 3, &disk);
 
@@ -240,17 +267,29 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
                     1 / slowdown.middle, remark});
     if (ways[i].plan) rows.push_back(predicted_row(name, ways[i], profile.base, peaks[i]));
   }
+  if (as_blocks) rows.push_back(side_by_side(net, samples, *as_blocks, blocks));
 }
 
-// The largest batch, to 3 %, that a way brings through a step within the budget; 0: not one sample.
-// Memory grows evenly with the batch, or nearly so: `peak` of two batches tells where to look.
-int64_t largest(int64_t first, int64_t room, const std::function<int64_t(int64_t)>& peak,
-                const std::function<bool(int64_t)>& fits) {
-  const auto one = peak(first), two = peak(2 * first);
-  const auto slope = std::max<int64_t>((two - one) / first, 1);
-  auto samples = std::max<int64_t>(first + (room - one) / slope, 1);
-  while (samples > 0 && !fits(samples)) samples -= std::max<int64_t>(samples * 3 / 100, 1);
-  return samples;
+// The largest batch whose `peak` is within `room`, to 3 %; 0: not one sample. Memory grows nearly
+// evenly with the batch: the last two that were tried tell where to look.
+int64_t largest(int64_t first, int64_t room, const std::function<int64_t(int64_t)>& peak) {
+  int64_t fits = 0, too_many = std::numeric_limits<int64_t>::max();
+  const auto try_out = [&](int64_t samples) {
+    const auto needed = peak(samples);
+    (needed <= room ? fits : too_many) = samples;
+    return needed;
+  };
+  int64_t last = first, next = 4 * first;
+  auto last_peak = try_out(last), next_peak = try_out(next);
+  while (too_many - fits > std::max<int64_t>(fits * 3 / 100, 1)) {
+    const auto slope = std::max<int64_t>((next_peak - last_peak) / (next - last), 1);
+    const auto guess =
+        std::clamp(next + (room - next_peak) / slope, std::max<int64_t>(fits, 1), too_many - 1);
+    if (fits > 0 && guess - fits <= fits * 3 / 100) break;
+    last = std::exchange(next, guess);
+    last_peak = std::exchange(next_peak, try_out(guess));
+  }
+  return fits;
 }
 
 bool is_within(const Net& net, int64_t samples, int64_t budget, const Way& way) {
@@ -267,68 +306,115 @@ bool is_within(const Net& net, int64_t samples, int64_t budget, const Way& way) 
 }
 
 // What the same memory brings: the largest batch and the samples per second with it.
-void equal_budget(const Net& net, int64_t plain_samples, const Disk& disk, std::vector<Row>& rows) {
-  run(net, plain_samples, {});
-  const auto plain = run(net, plain_samples, {});
-  const auto base = counter().live();
-  const auto room = plain.peak + plain.peak / 50;
-  const auto budget = base + room;
+class EqualBudget {
+ public:
+  EqualBudget(const Net& net, int64_t plain_samples, const Disk& disk)
+      : net_(net), plain_samples_(plain_samples), disk_(disk), base_(counter().live()) {
+    const auto peak = needed(plain_samples, {});
+    room_ = peak + peak / 50;
+    entries_.push_back({plain_samples, 1, {"plain"}});
+    run(net, plain_samples, lean_);  // warms up
+  }
+
+  void find() {
+    const auto named_blocks = add_named(named("every block", net_.checkpoints));
+    add_named(named("sqrt(n) segments", square_root(net_.checkpoints)));
+    if (named_blocks > 0) add_planned("planned, as many as every block", named_blocks);
+    const auto planned = add_planned("planned", most_by_plan());
+    if (planned > 0) add_planned("planned + offload, as many as planned", planned, &disk_);
+    add_planned("planned + offload", most_by_plan(&disk_), &disk_);
+    const auto most = entries_.back().samples;
+    entries_.push_back({plain_samples_, most / plain_samples_, {"gradient merge alone"}});
+  }
+
+  void measure(std::vector<Row>& rows) {
+    std::vector<std::function<void()>> steps;
+    std::vector<int64_t> peaks(entries_.size(), 0);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      steps.push_back([&, i] { peaks[i] = run_parts(entries_[i]); });
+    }
+    const auto timings = alternate(3, steps);
+    const auto rate = [&](size_t i) {
+      return static_cast<double>(entries_[i].samples * entries_[i].parts) / timings[i].median();
+    };
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const auto& [samples, parts, way] = entries_[i];
+      const auto name = format("{}, within {}, {}", net_.name, byte_size_text(budget()), way.name);
+      const auto batch = static_cast<double>(samples * parts);
+      auto remark = format("peak {:.0f} MiB above {:.0f}", mib(peaks[i]), mib(base_));
+      if (parts > 1) remark = format("any batch, here {} parts of {}; ", parts, samples) + remark;
+      rows.push_back({name + ": largest batch", batch, "samples", "plain",
+                      static_cast<double>(plain_samples_),
+                      batch / static_cast<double>(plain_samples_), remark});
+      rows.push_back({name + ": speed", rate(i), "samples/s", "plain", rate(0), rate(i) / rate(0),
+                      timings[i].spread()});
+      if (way.plan) rows.push_back(predicted_row(name, way, base_, peaks[i]));
+    }
+  }
+
+ private:
   struct Entry {
     int64_t samples;
+    int64_t parts;
     Way way;
   };
-  std::vector<Entry> entries{
-      {plain_samples, {"plain; gradient merge takes any batch in such parts"}}};
-  const auto add_named = [&](const Way& way) {
-    const auto samples = largest(
-        plain_samples, room, [&](int64_t n) { return run(net, n, way).peak; },
-        [&](int64_t n) { return is_within(net, n, budget, way); });
-    if (samples > 0) entries.push_back({samples, way});
-  };
-  add_named(named("every block", net.checkpoints));
-  add_named(named("sqrt(n) segments", square_root(net.checkpoints)));
-  const auto add_planned = [&](const std::string& name, const Disk* to) {
-    const memory::PlanOptions options{.disk = to ? to->speed : memory::OffloadFile::Speed{}};
-    std::optional<Way> best;
-    const auto samples = largest(
-        plain_samples, room,
-        [&](int64_t n) {
-          const auto profile = profile_of(net, n);
-          return memory::least_memory(profile, options).predicted_peak - profile.base;
-        },
-        [&](int64_t n) {
-          // With a margin for what the profile cannot know.
-          auto way = planned(name, profile_of(net, n), budget - budget / 100, to);
-          if (!way || !is_within(net, n, budget, *way)) return false;
-          best = std::move(way);
-          return true;
-        });
-    if (samples > 0) entries.push_back({samples, *best});
-  };
-  add_planned("planned", nullptr);
-  add_planned("planned + offload", &disk);
 
-  std::vector<std::function<void()>> steps;
-  std::vector<int64_t> peaks(entries.size(), 0);
-  for (size_t i = 0; i < entries.size(); ++i) {
-    steps.push_back([&, i] { peaks[i] = run(net, entries[i].samples, entries[i].way).peak; });
+  int64_t budget() const { return base_ + room_; }
+
+  // Above the parameters and what belongs to them.
+  int64_t needed(int64_t samples, const Way& way) const {
+    const auto peak = run(net_, samples, way).peak;
+    return peak + counter().live() - base_;
   }
-  const auto timings = alternate(3, steps);
-  const auto rate = [&](size_t i) {
-    return static_cast<double>(entries[i].samples) / timings[i].median();
-  };
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const auto& [samples, way] = entries[i];
-    const auto name = net.name + format(", within {}, ", byte_size_text(budget)) + way.name;
-    rows.push_back({name + ": largest micro-batch", static_cast<double>(samples), "samples",
-                    "plain", static_cast<double>(plain_samples),
-                    static_cast<double>(samples) / static_cast<double>(plain_samples),
-                    format("peak {:.0f} MiB above {:.0f}", mib(peaks[i]), mib(base))});
-    rows.push_back(
-        {name + ": speed", rate(i), "samples/s", "plain", rate(0), rate(i) / rate(0), ""});
-    if (way.plan) rows.push_back(predicted_row(name, way, base, peaks[i]));
+
+  int64_t run_parts(const Entry& entry) const {
+    int64_t peak = 0;
+    for (int64_t i = 0; i < entry.parts; ++i) {
+      peak = std::max(peak, needed(entry.samples, entry.way));
+    }
+    return peak;
   }
-}
+
+  int64_t add_named(const Way& way) {
+    const auto samples = largest(plain_samples_, room_, [&](int64_t n) { return needed(n, way); });
+    if (samples > 0) entries_.push_back({samples, 1, way});
+    return samples;
+  }
+
+  const StepProfile& profile(int64_t samples) {
+    auto& known = profiles_[samples];
+    if (!known) known = profile_of(net_, samples, lean_);
+    return *known;
+  }
+
+  // Of which some plan says that they fit.
+  int64_t most_by_plan(const Disk* to = nullptr) {
+    return largest(plain_samples_, room_, [&](int64_t n) {
+      const memory::PlanOptions options{.disk = to ? to->speed : memory::OffloadFile::Speed{}};
+      return memory::least_memory(profile(n), options).predicted_peak - base_;
+    });
+  }
+
+  // `samples`, or a little less if a step shows that they do not fit.
+  int64_t add_planned(const std::string& name, int64_t samples, const Disk* to = nullptr) {
+    for (; samples > 0; samples -= std::max<int64_t>(samples * 2 / 100, 1)) {
+      const auto way = planned(name, profile(samples), budget(), to);
+      if (!way || !is_within(net_, samples, budget(), *way)) continue;
+      entries_.push_back({samples, 1, *way});
+      break;
+    }
+    return samples;
+  }
+
+  const Net& net_;
+  const int64_t plain_samples_;
+  const Disk& disk_;
+  const int64_t base_;
+  int64_t room_;  // for data and activations
+  std::vector<Entry> entries_;
+  std::map<int64_t, std::optional<StepProfile>> profiles_;
+  const Way lean_ = lean();
+};
 
 // An op of 8 floats, so that what comes on top of it shows.
 void per_op(std::vector<Row>& rows) {
@@ -404,15 +490,16 @@ class Said {
 };
 
 // Each net with its gradients, and a batch that is small for it.
-void for_each_net(const std::function<void(const Net& net, int64_t samples)>& work) {
+void for_each_net(int64_t hidden,
+                  const std::function<void(const Net& net, int64_t samples)>& work) {
   const auto take = [&](const Net& net, int64_t samples) {
     for (const auto& parameter : net.parameters) {
       parameter.mutable_grad() = torch::zeros_like(parameter);
     }
     work(net, samples);
   };
-  take(bert(narrow_bert(), 512), 1);
-  take(bert(narrow_bert(), 128), 4);
+  take(bert(narrow_bert(hidden), 512), 1);
+  take(bert(narrow_bert(hidden), 128), 4);
   take(resnet50(96), 4);
 }
 
@@ -430,22 +517,25 @@ std::vector<Row> bench_memory() {
   const Disk disk;
   rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
-  for_each_net([&](const Net& net, int64_t samples) {
+  for_each_net(256, [&](const Net& net, int64_t samples) {
     trade_off(net, 2 * samples, disk, rows);
     said.say();
   });
   return rows;
 }
 
-// What it brings: the largest batch in the memory of a small one.
+// What it brings: the largest batch in the memory of a small one. Narrower, since batches are
+// large.
 std::vector<Row> bench_memory_batch() {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   torch::manual_seed(1);
   std::vector<Row> rows;
   Said said(rows);
   const Disk disk;
-  for_each_net([&](const Net& net, int64_t samples) {
-    equal_budget(net, samples, disk, rows);
+  for_each_net(128, [&](const Net& net, int64_t samples) {
+    EqualBudget equal(net, samples, disk);
+    equal.find();
+    equal.measure(rows);
     said.say();
   });
   return rows;

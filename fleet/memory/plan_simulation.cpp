@@ -252,7 +252,7 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
       const auto made = static_cast<size_t>(k - begin);
       if (held) {
         result.held += block.bytes;
-        if (may_leave(b)) result.may_leave += block.bytes;
+        if (may_leave(b, end)) result.may_leave += block.bytes;
         const int release = fate == Fate::kHeld ? fates.released[static_cast<size_t>(b)] : begin;
         backward[static_cast<size_t>(std::max(release, begin) - begin)] += block.bytes;
       } else if (fate == Fate::kRegion) {
@@ -305,10 +305,12 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
   return result;
 }
 
-bool PlanSimulation::may_leave(int block) const {
+// `end` of the segment that made it: what later ones write to is no longer the tape's.
+bool PlanSimulation::may_leave(int block, int end) const {
   const auto& entry = profile_.blocks[static_cast<size_t>(block)];
   return disk_.is_known() && entry.can_leave && entry.bytes >= Offload::kMinBytes &&
-         entry.dead != StepProfile::kNever;
+         entry.dead != StepProfile::kNever &&
+         std::ranges::all_of(entry.writers, [&](int writer) { return writer < end; });
 }
 
 // Memory of a segment leaves when the one after it has ended, or at the first cut at which the
@@ -322,10 +324,13 @@ std::vector<PlanSimulation::Wave> PlanSimulation::waves_of(const Plan& plan,
   size_t segment = 0;
   for (int k = 0; k < static_cast<int>(profile_.ops.size()); ++k) {
     if (segment + 1 < segments.size() && segments[segment + 1].first_op == k) ++segment;
-    if (!segments[segment].is_sent_out) continue;
+    if (!segments[segment].is_sent_out || segment + 1 == segments.size()) continue;
+    const int end = segments[segment + 1].first_op;
     for (const int b : profile_.ops[static_cast<size_t>(k)].makes) {
       const auto& block = profile_.blocks[static_cast<size_t>(b)];
-      if (held_until[static_cast<size_t>(b)] == StepProfile::kNever || !may_leave(b)) continue;
+      if (held_until[static_cast<size_t>(b)] == StepProfile::kNever || !may_leave(b, end)) {
+        continue;
+      }
       size_t cut = segment + 2;
       while (cut < segments.size() && segments[cut].first_op < block.dead) ++cut;
       if (cut >= segments.size()) continue;  // it stays
@@ -388,6 +393,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
   std::vector<int64_t> change_forward(n + 2, 0), change_backward(n + 2, 0);
   std::vector<int> held_until(profile_.blocks.size(), StepProfile::kNever);
   std::vector<int> asked(profile_.blocks.size(), -1);
+  std::vector<int> source_until(profile_.blocks.size(), 0);
   std::vector<double> replay_seconds(n, 0);
   const auto bytes = [&](int b) { return profile_.blocks[static_cast<size_t>(b)].bytes; };
 
@@ -403,6 +409,18 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     regions.push_back({begin, end, Fates(profile_.blocks.size())});
     auto& fates = regions.back().fates;
     follow(begin, end, plan.segments[s].is_dropped, plan.rebuilt, fates);
+    // What comes from before stays until it is clear that no replay will start from it.
+    for (int k = begin; k < end; ++k) {
+      const auto& op = profile_.ops[static_cast<size_t>(k)];
+      const bool may_be_called_again =
+          plan.segments[s].is_dropped || op.is_view || plan.rebuilt[static_cast<size_t>(k)];
+      if (!op.can_replay || !may_be_called_again) continue;
+      for (const int b : op.reads) {
+        if (profile_.blocks[static_cast<size_t>(b)].made < begin) {
+          source_until[static_cast<size_t>(b)] = end;
+        }
+      }
+    }
     result.seconds += fates.seconds;
     if (fates.starts >= 0) replay_seconds[static_cast<size_t>(fates.starts)] += fates.seconds;
     change_forward[static_cast<size_t>(end)] += fates.mask_bytes;
@@ -418,7 +436,8 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
   for (size_t b = 0; b < profile_.blocks.size(); ++b) {
     const auto& block = profile_.blocks[b];
     const bool is_held = held_until[b] != StepProfile::kNever;
-    const auto end = is_held ? n : std::min<size_t>(n, static_cast<size_t>(block.dead));
+    const auto end =
+        is_held ? n : std::min(n, static_cast<size_t>(std::max(block.dead, source_until[b])));
     if (end > static_cast<size_t>(block.made) + 1) {
       change_forward[static_cast<size_t>(block.made) + 1] += block.bytes;
       change_forward[end] -= block.bytes;

@@ -53,7 +53,7 @@ class PlanSimulation {
                              const std::vector<int>& asked) const;
   double stall_seconds(const std::vector<Wave>& waves,
                        const std::vector<double>& replay_seconds) const;
-  bool may_leave(int block) const;
+  bool may_leave(int block, int end) const;
   bool collect(int block, int before, int begin, const std::vector<char>& rebuilt,
                const Fates& fates, std::vector<int>& ops) const;
   bool collect_op(int op, int begin, const std::vector<char>& rebuilt, const Fates& fates,

@@ -45,7 +45,7 @@ struct Tape::Memory {
   WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
   Region* home = nullptr;        // where its first value was made; null: outside
   int block = -1;                // of the profile
-  std::vector<int> values = {};  // with a profile
+  std::vector<int> values = {};  // with a profile, or offload
 };
 
 // One tensor that autograd saved.
@@ -173,7 +173,9 @@ int Tape::value_of(const torch::Tensor& tensor, int producer, Region* home) {
       {.tensor = WeakTensor(tensor.getIntrusivePtr()), .dtype = tensor.scalar_type()});
   const int memory = tensor.has_storage() ? memory_of(tensor, home) : -1;
   ledger_->values.push_back({.producer = producer, .memory = memory});
-  if (profiler_ && memory >= 0) memories_[static_cast<size_t>(memory)].values.push_back(number);
+  if ((profiler_ || offload_) && memory >= 0) {
+    memories_[static_cast<size_t>(memory)].values.push_back(number);
+  }
   return number;
 }
 
@@ -300,6 +302,13 @@ void Tape::make_way(const OpRecord& record) const {
   }
 }
 
+// In a segment that is kept, only what rebuilds single values is.
+bool Tape::may_be_called_again(const OpRecord& record) const {
+  if (!record.can_replay) return false;
+  return open_.back().treatment != TapePolicy::Treatment::kKeep || record.traits->is_view ||
+         policy_.rebuilds_results_of(record);
+}
+
 // Values from elsewhere are what a replay starts from.
 void Tape::keep_inputs(OpRecord& record) {
   for (const auto& argument : arguments_) {
@@ -345,7 +354,7 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   saved_now_.clear();
   read_arguments(*record, *stack);
   make_way(*record);
-  if (record->can_replay) keep_inputs(*record);
+  if (may_be_called_again(*record)) keep_inputs(*record);
   if (traits.may_draw) {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     for (const auto& argument : record->arguments) {
@@ -707,9 +716,7 @@ void Tape::cut() {
 void Tape::list_for_offload() {
   for (size_t value = segment_first_value_; value < values_.size(); ++value) {
     const int memory = ledger_->values[value].memory;
-    if (memory >= 0 && home_of(static_cast<int>(value))) {
-      may_leave_[memory].push_back(static_cast<int>(value));
-    }
+    if (memory >= 0 && home_of(static_cast<int>(value))) may_leave_.insert(memory);
   }
 }
 
@@ -720,13 +727,13 @@ void Tape::send_out() {
   const auto closed = std::exchange(closed_, nullptr);
   const auto wave = std::make_shared<AwayWave>();
   offload_->drain(offload_->max_queued);
-  std::erase_if(may_leave_, [&](const auto& entry) {
-    const auto& memory = memories_[static_cast<size_t>(entry.first)];
+  std::erase_if(may_leave_, [&](int number) {
+    const auto& memory = memories_[static_cast<size_t>(number)];
     const auto storage = memory.storage.lock();
     if (!storage || !memory.home || !offload_->takes(*storage)) return true;
     if (closed->contains(memory.home)) return false;
     std::vector<std::shared_ptr<KeptValue>> held;
-    for (const int value : entry.second) {
+    for (const int value : memory.values) {
       for (const auto& weak : values_[static_cast<size_t>(value)].kept) {
         auto kept = weak.lock();
         // One that was written to since has moved out already.

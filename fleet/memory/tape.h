@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -111,6 +112,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   void read_arguments(OpRecord& record, const torch::jit::Stack& stack);
   void read_results(OpRecord& record, const torch::jit::Stack& stack);
   void make_way(const OpRecord& record) const;
+  bool may_be_called_again(const OpRecord& record) const;
   void keep_inputs(OpRecord& record);
   std::shared_ptr<KeptValue> kept_for(Slot& slot, int value);
   void settle(Slot& slot, OpRecord* record);
@@ -159,9 +161,9 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   size_t segment_first_value_ = 0;
   std::vector<Seen> values_;
   std::vector<Memory> memories_;
-  std::map<int, std::vector<int>> may_leave_;  // by memory: the values in it
-  std::shared_ptr<Region> closed_;             // a segment, since which nothing was sent out
-  std::shared_ptr<AwayWave> wave_;             // what left last
+  std::set<int> may_leave_;         // memories, of segments that are sent out
+  std::shared_ptr<Region> closed_;  // a segment, since which nothing was sent out
+  std::shared_ptr<AwayWave> wave_;  // what left last
   std::unordered_map<const c10::TensorImpl*, int> value_by_tensor_;
   std::unordered_map<const c10::StorageImpl*, int> memory_by_storage_;
   std::shared_ptr<OpRecord> running_;

@@ -203,6 +203,37 @@ TEST(OffloadTest, ViewsAndSkipsComeBackRight) {
   expect_equal(torch::autograd::grad({loss}, weights), expected);
 }
 
+// What a segment made is its own, although backward knows it only by a view from the next one.
+TEST(OffloadTest, MemoryLeavesWithTheViewsThatLaterSegmentsMadeOfIt) {
+  torch::manual_seed(13);
+  const auto weight = (torch::randn({64, 64}) * 0.1).requires_grad_();
+  const auto input = torch::randn({4096, 64});
+  const auto forward = [&] {
+    auto x = checkpoint(torch::matmul(input, weight), "made");  // saves nothing of its result
+    x = checkpoint(x.view({64, 64, 64}).transpose(0, 1).square(), "viewed");  // saves the view
+    x = checkpoint(x.tanh(), "later");
+    return x.mean();
+  };
+  class First final : public NamedCuts {
+   public:
+    using NamedCuts::NamedCuts;
+    Treatment treatment(int) override { return Treatment::kKeep; }
+    bool sends_out(int segment) override { return segment == 0; }
+  };
+  const auto expected = torch::autograd::grad({forward()}, {weight});
+  const auto file = std::make_shared<OffloadFile>();
+  Offload offload(file);
+  offload.waits = true;  // or the end of the forward would call it back before it is written
+  First policy({"made", "viewed", "later"});
+  torch::Tensor loss;
+  {
+    const TapeScope scope(policy, &offload);
+    loss = forward();
+  }
+  EXPECT_EQ(file->statistics().bytes_written, kMiB);
+  expect_equal(torch::autograd::grad({loss}, {weight}), expected);
+}
+
 TEST(OffloadTest, AFullDiskIsAnErrorOfTheForwardOrTheBackward) {
   const Chain chain;
   const auto file = std::make_shared<OffloadFile>(OffloadOptions{.max_file_bytes = 2 * kMiB});

@@ -272,41 +272,97 @@ class SmallBert {
   BertBatch batch_;
 };
 
-// Norms are added to and activated in place: cut in between, their results could not be made again.
-TEST(Planner, NetThatWorksInPlaceIsPlannedAsTightlyAsByItsCheckpoints) {
-  const BudgetAllocatorScope counting(BudgetAllocator::cpu());
-  auto& counter = BudgetAllocator::cpu().counter();
-  torch::manual_seed(1);
-  auto model = applications::Resnet50();
-  const auto batch = applications::synthetic_batch(model.options(), 4, 1, 64);
-  for (const auto& parameter : model->parameters()) {
-    parameter.mutable_grad() = torch::zeros_like(parameter);
+class SmallResnet {
+ public:
+  SmallResnet(int64_t samples, int64_t side) : on_(BudgetAllocator::cpu()) {
+    torch::manual_seed(1);
+    model_ = applications::Resnet50();
+    batch_ = applications::synthetic_batch(model_.options(), samples, 1, side);
+    for (const auto& parameter : model_->parameters()) {
+      parameter.mutable_grad() = torch::zeros_like(parameter);
+    }
   }
-  const auto peak_of = [&](TapePolicy& policy,
-                           const std::shared_ptr<Profiler>& profiler = nullptr) {
-    model->zero_grad(/*set_to_none=*/false);
-    counter.reset_peaks();
+
+  // Of everything, parameters included.
+  int64_t peak_of(TapePolicy& policy, const std::shared_ptr<Profiler>& profiler = nullptr,
+                  const Offload* offload = nullptr) {
+    model_->zero_grad(/*set_to_none=*/false);
+    counter_.reset_peaks();
     torch::Tensor loss;
     {
-      TapeScope scope(policy, profiler);
-      loss = model.loss(batch);
+      TapeScope scope(policy, profiler, offload);
+      loss = model_.loss(batch_);
     }
     loss.backward();
-    return counter.peak();
-  };
-  NamedCuts blocks(model->checkpoints());
-  peak_of(blocks);
-  const auto by_hand = peak_of(blocks);
-  AutomaticCuts lean(1 << 18, 2);
-  peak_of(lean);
-  const auto profiler = std::make_shared<Profiler>(counter);
-  peak_of(lean, profiler);
-  const auto profile = profiler->finish();
+    return counter_.peak();
+  }
+
+  StepProfile profile() {
+    AutomaticCuts lean(1 << 18, 2);
+    peak_of(lean);
+    const auto profiler = std::make_shared<Profiler>(counter_);
+    peak_of(lean, profiler);
+    return profiler->finish();
+  }
+
+  std::vector<std::string> checkpoints() const { return model_->checkpoints(); }
+
+ private:
+  BudgetAllocatorScope on_;
+  MemoryCounter& counter_ = BudgetAllocator::cpu().counter();
+  decltype(applications::Resnet50()) model_{nullptr};
+  Batch batch_;
+};
+
+// Norms are added to and activated in place: cut in between, their results could not be made again.
+TEST(Planner, NetThatWorksInPlaceIsPlannedAsTightlyAsByItsCheckpoints) {
+  SmallResnet resnet(/*samples=*/4, /*side=*/64);
+  NamedCuts blocks(resnet.checkpoints());
+  resnet.peak_of(blocks);
+  const auto by_hand = resnet.peak_of(blocks);
+  const auto profile = resnet.profile();
   const auto plan = make_plan(profile, {.budget = by_hand});
   ASSERT_TRUE(plan) << least_memory(profile).predicted_peak << " for " << by_hand;
   PlannedPolicy planned(std::make_shared<const Plan>(*plan));
-  EXPECT_LE(peak_of(planned), by_hand);
+  EXPECT_LE(resnet.peak_of(planned), by_hand);
   EXPECT_FALSE(planned.has_diverged());
+}
+
+// What leaves for a file, leaves as the plan said, from the tightest plan to a roomy one.
+template <typename Net>
+void expect_peaks_as_predicted(Net& net, const StepProfile& profile, const Offload& offload) {
+  const OffloadFile::Speed quick{.write = 1e10, .read = 1e10};
+  const auto least = least_memory(profile, {.disk = quick}).predicted_peak;
+  const auto most = keep_everything(profile).predicted_peak;
+  for (const double share : {0.01, 0.1, 0.3, 0.6}) {
+    const auto budget = least + static_cast<int64_t>(share * static_cast<double>(most - least));
+    const auto plan = make_plan(profile, {.budget = budget, .disk = quick});
+    ASSERT_TRUE(plan) << share;
+    SCOPED_TRACE(plan->describe());
+    EXPECT_GT(plan->sent_out_bytes, 0);
+    PlannedPolicy policy(std::make_shared<const Plan>(*plan));
+    const auto counted = net.peak_of(policy, nullptr, &offload);
+    EXPECT_NEAR(static_cast<double>(counted - profile.base),
+                static_cast<double>(plan->predicted_peak - profile.base),
+                0.01 * static_cast<double>(plan->predicted_peak - profile.base))
+        << share;
+  }
+}
+
+TEST(Planner, PeakIsAsPredictedWhereAnInPlaceNetUsesAFile) {
+  Offload offload(std::make_shared<OffloadFile>());
+  offload.file->measure();  // its own buffers are there
+  offload.max_queued = 0;
+  SmallResnet resnet(/*samples=*/8, /*side=*/96);
+  expect_peaks_as_predicted(resnet, resnet.profile(), offload);
+}
+
+TEST(Planner, PeakIsAsPredictedWhereATransformerUsesAFile) {
+  Offload offload(std::make_shared<OffloadFile>());
+  offload.file->measure();
+  offload.max_queued = 0;
+  SmallBert bert(/*layers=*/6, /*samples=*/12);
+  expect_peaks_as_predicted(bert, bert.profile(), offload);
 }
 
 TEST(Planner, CountsOnAFileWhereThereIsOne) {
