@@ -47,9 +47,9 @@ struct Net {
 };
 
 template <class Batch, class Model, class Make>
-Net net_of(std::string name, Model model, Make make) {
+Net net_of(const std::string& name, Model model, Make make) {
   auto batch = std::make_shared<Batch>();
-  return {.name = std::move(name),
+  return {.name = name,
           .make_batch =
               [=](int64_t samples) {
                 if (batch->size() == samples) return;
@@ -342,7 +342,7 @@ class EqualBudget {
       const auto name = format("{}, within {}, {}", net_.name, byte_size_text(budget()), way.name);
       const auto batch = static_cast<double>(samples * parts);
       auto remark = format("peak {:.0f} MiB above {:.0f}", mib(peaks[i]), mib(base_));
-      if (parts > 1) remark = format("any batch, here {} parts of {}; ", parts, samples) + remark;
+      if (parts > 1) remark += format("; any batch, here {} parts of {}", parts, samples);
       rows.push_back({name + ": largest batch", batch, "samples", "plain",
                       static_cast<double>(plain_samples_),
                       batch / static_cast<double>(plain_samples_), remark});

@@ -80,15 +80,13 @@ void predict(Plan& plan, const PlanSimulation& simulation) {
   plan.stall_seconds = prediction.stall_seconds;
 }
 
-// By op: whether a cut before it would part a value from an op that changes it in place. Neither
-// the one nor the other could be made again then. As TiedOps has it.
-std::vector<char> tied_ops(const StepProfile& profile) {
-  TiedOps ties;
+// A cut there would part a value from an op that changes it in place, and neither could be made
+// again.
+TiedOps tied_ops(const StepProfile& profile) {
+  TiedOps tied;
   for (const auto& block : profile.blocks) {
-    for (const int writer : block.writers) ties.tie(block.made, writer);
+    for (const int writer : block.writers) tied.tie(block.made, writer);
   }
-  std::vector<char> tied;
-  for (int k = 0; k < static_cast<int>(profile.ops.size()); ++k) tied.push_back(ties.contains(k));
   return tied;
 }
 
@@ -105,7 +103,7 @@ std::vector<int> narrow_places(const StepProfile& profile, const PlanSimulation&
     int best = -1;
     for (; next < n; ++next) {
       const auto saved = simulation.saved_before(next) - from;
-      if (saved < share / 2 || tied[static_cast<size_t>(next)]) continue;
+      if (saved < share / 2 || tied.contains(next)) continue;
       if (best >= 0 && saved > 2 * share) break;
       if (best < 0 || simulation.alive_before(next) < simulation.alive_before(best)) best = next;
     }
@@ -130,7 +128,7 @@ std::vector<int> places_after_costly_ops(const StepProfile& profile,
   const auto tied = tied_ops(profile);
   std::vector<int> places;
   for (int k = 0; k + 1 < static_cast<int>(profile.ops.size()); ++k) {
-    if (tied[static_cast<size_t>(k) + 1]) continue;
+    if (tied.contains(k + 1)) continue;
     const auto& op = profile.ops[static_cast<size_t>(k)];
     const bool is_needed = std::ranges::any_of(
         op.makes, [&](int block) { return is_saved[static_cast<size_t>(block)] != 0; });
@@ -271,6 +269,7 @@ class Search {
   // Of places among the cuts, and the end.
   std::vector<int> stages_at(const std::vector<int>& places) const {
     std::vector<int> stages;
+    stages.reserve(places.size() + 1);
     for (const int place : places) {
       stages.push_back(static_cast<int>(std::ranges::lower_bound(cuts_, place) - cuts_.begin()));
     }

@@ -22,7 +22,7 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 bool hides_tensors(const c10::IValue& value) {
   if (value.isTuple() || value.isGenericDict() || value.isObject()) return true;
   if (!value.isList()) return false;
-  return value.toListRef().size() > 0 && value.toListRef()[0].isTensor();
+  return !value.toListRef().empty() && value.toListRef()[0].isTensor();
 }
 
 // Keeps tape work out of the tape itself.
@@ -649,6 +649,7 @@ bool Tape::rebuild_alone(Slot& slot, OpRecord& producer) {
   }
   auto alone = std::make_shared<Region>(region(), ledger_, producer.index);
   std::vector<std::shared_ptr<OpRecord>> records;
+  records.reserve(ops.size());
   for (auto& [index, record] : ops) records.push_back(std::move(record));
   alone->set_records(std::move(records));
   for (auto& source : sources) {
