@@ -147,12 +147,16 @@ struct Disk {
   memory::OffloadFile::Speed speed = offload.file->measure();
 
   Disk() { offload.max_queued = 0; }
+
+  // None, where there is no disk.
+  static memory::OffloadFile::Speed speed_of(const Disk* disk) {
+    return disk ? disk->speed : memory::OffloadFile::Speed{};
+  }
 };
 
 std::optional<Way> planned(std::string name, const StepProfile& profile, int64_t budget,
                            const Disk* disk = nullptr) {
-  auto made = memory::make_plan(
-      profile, {.budget = budget, .disk = disk ? disk->speed : memory::OffloadFile::Speed{}});
+  auto made = memory::make_plan(profile, {.budget = budget, .disk = Disk::speed_of(disk)});
   if (!made) return std::nullopt;
   const auto plan = std::make_shared<const Plan>(std::move(*made));
   return Way{std::move(name), [plan] { return std::make_unique<memory::PlannedPolicy>(plan); },
@@ -390,7 +394,7 @@ class EqualBudget {
   // Of which some plan says that they fit.
   int64_t most_by_plan(const Disk* to = nullptr) {
     return largest(plain_samples_, room_, [&](int64_t n) {
-      const memory::PlanOptions options{.disk = to ? to->speed : memory::OffloadFile::Speed{}};
+      const memory::PlanOptions options{.disk = Disk::speed_of(to)};
       return memory::least_memory(profile(n), options).predicted_peak - base_;
     });
   }

@@ -96,6 +96,7 @@ PlanSimulation::PlanSimulation(const StepProfile& profile, OffloadFile::Speed di
   }
   accumulate(saved_);
   for (const auto& block : profile.blocks) {
+    for (const int writer : block.writers) tied_.tie(block.made, writer);
     const auto end = std::min<size_t>(static_cast<size_t>(block.dead), ops);
     if (end <= static_cast<size_t>(block.made)) continue;
     alive_[static_cast<size_t>(block.made) + 1] += block.bytes;

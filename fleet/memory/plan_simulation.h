@@ -5,6 +5,7 @@
 
 #include "fleet/memory/offload_file.h"
 #include "fleet/memory/plan.h"
+#include "fleet/memory/policies.h"
 #include "fleet/memory/step_profile.h"
 
 namespace fleet::memory {
@@ -38,6 +39,9 @@ class PlanSimulation {
   int64_t alive_before(int op) const { return alive_[static_cast<size_t>(op)]; }
   /// Saved by ops before this one, each block once.
   int64_t saved_before(int op) const { return saved_[static_cast<size_t>(op)]; }
+  /// A cut before this op would part a value from an op that changes it in place, and neither could
+  /// be made again.
+  bool is_tied(int op) const { return tied_.contains(op); }
 
  private:
   enum class Fate : char { kNone, kHeld, kRegion, kAlone };
@@ -62,6 +66,7 @@ class PlanSimulation {
   const StepProfile& profile_;
   OffloadFile::Speed disk_;
   std::vector<int64_t> alive_, saved_;
+  TiedOps tied_;
   std::vector<int> last_use_;  // by block: the last op that reads or saves it
 };
 

@@ -80,22 +80,11 @@ void predict(Plan& plan, const PlanSimulation& simulation) {
   plan.stall_seconds = prediction.stall_seconds;
 }
 
-// A cut there would part a value from an op that changes it in place, and neither could be made
-// again.
-TiedOps tied_ops(const StepProfile& profile) {
-  TiedOps tied;
-  for (const auto& block : profile.blocks) {
-    for (const int writer : block.writers) tied.tie(block.made, writer);
-  }
-  return tied;
-}
-
 // Where the user's program holds least, about `stages` of them at equal shares of what is saved.
 std::vector<int> narrow_places(const StepProfile& profile, const PlanSimulation& simulation,
                                int stages) {
   const auto n = static_cast<int>(profile.ops.size());
   const auto share = std::max<int64_t>(profile.saved_bytes() / std::max(stages, 1), 1);
-  const auto tied = tied_ops(profile);
   std::vector<int> places{0};
   int next = 1;
   while (next < n) {
@@ -103,7 +92,7 @@ std::vector<int> narrow_places(const StepProfile& profile, const PlanSimulation&
     int best = -1;
     for (; next < n; ++next) {
       const auto saved = simulation.saved_before(next) - from;
-      if (saved < share / 2 || tied.contains(next)) continue;
+      if (saved < share / 2 || simulation.is_tied(next)) continue;
       if (best >= 0 && saved > 2 * share) break;
       if (best < 0 || simulation.alive_before(next) < simulation.alive_before(best)) best = next;
     }
@@ -125,10 +114,9 @@ std::vector<int> places_after_costly_ops(const StepProfile& profile,
     all += op.replay_seconds;
     for (const int block : op.saves) is_saved[static_cast<size_t>(block)] = 1;
   }
-  const auto tied = tied_ops(profile);
   std::vector<int> places;
   for (int k = 0; k + 1 < static_cast<int>(profile.ops.size()); ++k) {
-    if (tied.contains(k + 1)) continue;
+    if (simulation.is_tied(k + 1)) continue;
     const auto& op = profile.ops[static_cast<size_t>(k)];
     const bool is_needed = std::ranges::any_of(
         op.makes, [&](int block) { return is_saved[static_cast<size_t>(block)] != 0; });

@@ -218,24 +218,10 @@ TEST_F(StockEncoder, PlansHoldTheirBudgetAndAreRightAboutTheirPeak) {
   }
 }
 
-class SmallBert {
+// A net of the applications and a batch for it, its memory counted.
+template <typename Model, typename Batch>
+class SmallNet {
  public:
-  SmallBert(int64_t layers, int64_t samples) : on_(BudgetAllocator::cpu()) {
-    at::set_num_threads(1);
-    torch::manual_seed(1);
-    applications::BertOptions options;
-    options.vocab = 1000;
-    options.hidden = 128;
-    options.heads = 4;
-    options.intermediate = 512;
-    options.layers = layers;
-    model_ = applications::Bert(options);
-    batch_ = applications::synthetic_batch(options, samples, 1, 256);
-    for (const auto& parameter : model_->parameters()) {
-      parameter.mutable_grad() = torch::zeros_like(parameter);
-    }
-  }
-
   // Of everything, parameters included.
   int64_t peak_of(TapePolicy& policy, const std::shared_ptr<Profiler>& profiler = nullptr,
                   const Offload* offload = nullptr) {
@@ -265,53 +251,46 @@ class SmallBert {
     return torch::cat(flat);
   }
 
- private:
-  BudgetAllocatorScope on_;
-  MemoryCounter& counter_ = BudgetAllocator::cpu().counter();
-  applications::Bert model_{nullptr};
-  BertBatch batch_;
-};
+  std::vector<std::string> checkpoints() const { return model_->checkpoints(); }
 
-class SmallResnet {
- public:
-  SmallResnet(int64_t samples, int64_t side) : on_(BudgetAllocator::cpu()) {
-    torch::manual_seed(1);
-    model_ = applications::Resnet50();
-    batch_ = applications::synthetic_batch(model_.options(), samples, 1, side);
+ protected:
+  SmallNet() : on_(BudgetAllocator::cpu()) { torch::manual_seed(1); }
+
+  void take(Model model, Batch batch) {
+    model_ = std::move(model);
+    batch_ = std::move(batch);
     for (const auto& parameter : model_->parameters()) {
       parameter.mutable_grad() = torch::zeros_like(parameter);
     }
   }
 
-  // Of everything, parameters included.
-  int64_t peak_of(TapePolicy& policy, const std::shared_ptr<Profiler>& profiler = nullptr,
-                  const Offload* offload = nullptr) {
-    model_->zero_grad(/*set_to_none=*/false);
-    counter_.reset_peaks();
-    torch::Tensor loss;
-    {
-      TapeScope scope(policy, profiler, offload);
-      loss = model_.loss(batch_);
-    }
-    loss.backward();
-    return counter_.peak();
-  }
-
-  StepProfile profile() {
-    AutomaticCuts lean(1 << 18, 2);
-    peak_of(lean);
-    const auto profiler = std::make_shared<Profiler>(counter_);
-    peak_of(lean, profiler);
-    return profiler->finish();
-  }
-
-  std::vector<std::string> checkpoints() const { return model_->checkpoints(); }
-
  private:
   BudgetAllocatorScope on_;
   MemoryCounter& counter_ = BudgetAllocator::cpu().counter();
-  decltype(applications::Resnet50()) model_{nullptr};
+  Model model_{nullptr};
   Batch batch_;
+};
+
+class SmallBert : public SmallNet<applications::Bert, BertBatch> {
+ public:
+  SmallBert(int64_t layers, int64_t samples) {
+    at::set_num_threads(1);
+    applications::BertOptions options;
+    options.vocab = 1000;
+    options.hidden = 128;
+    options.heads = 4;
+    options.intermediate = 512;
+    options.layers = layers;
+    take(applications::Bert(options), applications::synthetic_batch(options, samples, 1, 256));
+  }
+};
+
+class SmallResnet : public SmallNet<decltype(applications::Resnet50()), Batch> {
+ public:
+  SmallResnet(int64_t samples, int64_t side) {
+    const auto model = applications::Resnet50();
+    take(model, applications::synthetic_batch(model.options(), samples, 1, side));
+  }
 };
 
 // Norms are added to and activated in place: cut in between, their results could not be made again.
