@@ -60,6 +60,13 @@ TEST(ComebacksTest, JobWhoseRanksAllFailEndsAtOnceOrStartsAgain) {
   EXPECT_TRUE(says(again.output(), "restart 1 of 1"));
 }
 
+TEST(ComebacksTest, RanksThatFailWithinMillisecondsFailTheJob) {
+  for (const char* later : {"0.001", "0.003", "0.005", "0.007", "0.009", "0.012"}) {
+    Launched job(elastic({}, std::string("[ $RANK = 1 ] && sleep ") + later + "; exit 5"));
+    EXPECT_EQ(job.wait(), 5) << later << " s later:\n" << job.output();
+  }
+}
+
 TEST(ComebacksTest, RankThatNeedsARestartOfAllGetsIt) {
   Launched job(elastic({"--max_restarts=1"},
                        "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "

@@ -66,12 +66,15 @@ void Crew::restart(size_t local_rank, const Program& program, const Environment&
   reported_[local_rank] = false;
 }
 
-bool Crew::all_ended() {
-  return std::all_of(workers_.begin(), workers_.end(),
-                     [](Worker& worker) { return worker.ending().has_value(); });
+bool Crew::all_ended() const {
+  return std::all_of(reported_.begin(), reported_.end(), [](bool reported) { return reported; });
 }
 
-bool Crew::anything_left() { return !all_ended() || !living_in(groups()).empty(); }
+bool Crew::anything_left() {
+  const bool any_runs = std::any_of(workers_.begin(), workers_.end(),
+                                    [](Worker& worker) { return !worker.ending(); });
+  return any_runs || !living_in(groups()).empty();
+}
 
 std::vector<pid_t> Crew::groups() const {
   std::vector<pid_t> groups;

@@ -25,7 +25,10 @@ struct Farewell {
 /// All ranks of this node during one attempt: started together, ended together.
 ///
 ///   Crew crew(program, environments, logs, watchdog);
-///   while (!crew.all_ended()) inbox.next(100ms);
+///   while (!crew.all_ended()) {
+///     inbox.next(100ms);
+///     for (const size_t rank : crew.new_failures()) ...;
+///   }
 ///   crew.end({.signals = {SIGTERM}, .grace = 5s}, inbox);
 class Crew {
  public:
@@ -42,7 +45,8 @@ class Crew {
 
   /// Local ranks that have ended with a failure since the last call.
   std::vector<size_t> new_failures();
-  bool all_ended();
+  /// As far as `new_failures` has seen: nobody has ended without a look at how.
+  bool all_ended() const;
   /// Another process for a rank whose own has ended.
   void restart(size_t local_rank, const Program& program, const Environment& environment,
                const WorkerLog& log, Watchdog& watchdog);
