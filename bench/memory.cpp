@@ -34,7 +34,7 @@ using memory::TapePolicy;
 using memory::TapeScope;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kRounds = 7;
+constexpr int kRounds = 5;
 
 memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
@@ -180,11 +180,12 @@ Row predicted_row(const std::string& name, const Way& way, int64_t base, int64_t
           predicted / measured,      ""};
 }
 
-// The second of two steps: in training, the step before was of the same kind, and its memory is at
-// hand.
+// After a step of the same kind, as in training: its memory is at hand. The quicker of two, since
+// other programs only ever make a step slower.
 Step run_again(const Net& net, int64_t samples, const Way& way) {
   run(net, samples, way);
-  return run(net, samples, way);
+  const auto second = run(net, samples, way), third = run(net, samples, way);
+  return second.seconds < third.seconds ? second : third;
 }
 
 // Two ways of about the same memory, in turn.
@@ -241,7 +242,7 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
     for (size_t i = 1; i < ways.size(); ++i) {
       const auto stalled = disk.offload.file->statistics().stall_seconds;
       const auto step = run_again(net, samples, ways[i]);
-      stalls[i] += (disk.offload.file->statistics().stall_seconds - stalled) / (2 * kRounds);
+      stalls[i] += (disk.offload.file->statistics().stall_seconds - stalled) / (3 * kRounds);
       const double after = run_again(net, samples, ways[0]).seconds;
       peaks[i] = step.peak;
       timings[0].seconds.push_back(after);
@@ -254,9 +255,10 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
   rows.push_back({net.name + ", plan made", planning, "s", "", 0, 0, ""});
   for (size_t i = 1; i < ways.size(); ++i) {
     const Slowdown slowdown(ratios[i]);
-    auto remark =
-        format("{}, {:.1f}x less activation memory ({:.0f} of {:.0f} MiB)", slowdown.text(),
-               mib(plain.peak) / mib(peaks[i]), mib(peaks[i]), mib(plain.peak));
+    auto remark = format(
+        "{}, best against best {:+.1f} %, {:.1f}x less activation memory ({:.0f} of {:.0f} MiB)",
+        slowdown.text(), 100 * (timings[i].best() / timings[0].best() - 1),
+        mib(plain.peak) / mib(peaks[i]), mib(peaks[i]), mib(plain.peak));
     if (ways[i].plan) {
       const auto& plan = *ways[i].plan;
       remark +=
@@ -494,7 +496,7 @@ class Said {
 };
 
 // Each net with its gradients, and a batch that is small for it.
-void for_each_net(int64_t hidden,
+void for_each_net(int64_t hidden, int64_t images,
                   const std::function<void(const Net& net, int64_t samples)>& work) {
   const auto take = [&](const Net& net, int64_t samples) {
     for (const auto& parameter : net.parameters) {
@@ -504,7 +506,7 @@ void for_each_net(int64_t hidden,
   };
   take(bert(narrow_bert(hidden), 512), 1);
   take(bert(narrow_bert(hidden), 128), 4);
-  take(resnet50(96), 4);
+  take(resnet50(96), images);
 }
 
 }  // namespace
@@ -521,8 +523,8 @@ std::vector<Row> bench_memory() {
   const Disk disk;
   rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
-  for_each_net(256, [&](const Net& net, int64_t samples) {
-    trade_off(net, 2 * samples, disk, rows);
+  for_each_net(512, 8, [&](const Net& net, int64_t samples) {
+    trade_off(net, samples, disk, rows);
     said.say();
   });
   return rows;
@@ -536,7 +538,7 @@ std::vector<Row> bench_memory_batch() {
   std::vector<Row> rows;
   Said said(rows);
   const Disk disk;
-  for_each_net(128, [&](const Net& net, int64_t samples) {
+  for_each_net(128, 4, [&](const Net& net, int64_t samples) {
     EqualBudget equal(net, samples, disk);
     equal.find();
     equal.measure(rows);

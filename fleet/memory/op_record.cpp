@@ -113,6 +113,15 @@ OpRecord::OpRecord(int number, const c10::OperatorHandle& handle, const OpTraits
 
 OpRecord::~OpRecord() = default;
 
+std::shared_ptr<OpRecord> OpRecord::mask_alone() const {
+  auto alone = std::make_shared<OpRecord>(index, *op, *traits);
+  alone->state = state;
+  alone->outputs = outputs;
+  alone->saves = saves;
+  alone->mask = mask;
+  return alone;
+}
+
 GeneratorState GeneratorState::of_default() {
   return GeneratorState(at::detail::getDefaultCPUGenerator());
 }

@@ -87,6 +87,9 @@ struct OpRecord {
   OpRecord(const OpRecord&) = delete;
   OpRecord& operator=(const OpRecord&) = delete;
 
+  /// Of a dropout whose mask is known: makes the mask again, and needs no inputs for that.
+  std::shared_ptr<OpRecord> mask_alone() const;
+
   int index;  // in the order of calls
   std::unique_ptr<c10::OperatorHandle> op;
   const OpTraits* traits;

@@ -156,12 +156,18 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
         continue;
       }
       std::vector<int> ops;
-      bool is_alone = rebuilt[static_cast<size_t>(block.made)] &&
+      const bool comes_from_bits = rebuilt[static_cast<size_t>(block.made)] && block.is_mask;
+      bool is_alone = rebuilt[static_cast<size_t>(block.made)] && !comes_from_bits &&
                       collect_op(block.made, begin, rebuilt, fates, ops);
       is_alone = is_alone && std::ranges::all_of(block.writers, [&](int writer) {
                    return writer > k || collect_op(writer, begin, rebuilt, fates, ops);
                  });
-      if (is_alone) {
+      if (comes_from_bits) {
+        fate = Fate::kAlone;
+        fates.seconds += profile_.ops[static_cast<size_t>(block.made)].replay_seconds;
+        fates.alone.push_back({.op = k, .bytes = block.bytes, .height = block.bytes});
+        fates.mask_bytes += StepProfile::bits_of(block);
+      } else if (is_alone) {
         fate = Fate::kAlone;
         int64_t height = 0;
         for (const int o : ops) {
@@ -172,10 +178,8 @@ void PlanSimulation::follow(int begin, int end, bool is_dropped, const std::vect
             if (profile_.blocks[static_cast<size_t>(r)].made < begin) fates.hold(r, k, k);
           }
         }
-        // Bits become a mask without the rest of the op.
-        height = block.is_mask ? block.bytes : std::max(height, block.bytes);
+        height = std::max(height, block.bytes);
         fates.alone.push_back({.op = k, .bytes = block.bytes, .height = height});
-        if (block.is_mask) fates.mask_bytes += StepProfile::bits_of(block);
       } else if (is_dropped && op.can_replay) {
         fate = Fate::kRegion;
         fates.starts = k;

@@ -277,6 +277,7 @@ class Search {
     const bool is_first = choice.level == 0;
     if (!is_first && last_.held <= edge.held && last_.need <= edge.need) return;
     last_ = edge;
+    if (choice.is_dropped && stretch.seconds == 0) return;  // nothing is replayed: as well kept
     edges_.push_back(edge);
     choices_.push_back(choice);
     if (stretch.may_leave == 0) return;
@@ -316,10 +317,18 @@ Plan keep_everything(const StepProfile& profile) {
 
 Plan least_memory(const StepProfile& profile, const PlanOptions& options) {
   // Many cuts are not always better: what leaves is there for some segments more, be they short.
+  // And more choices are not always found the best of.
   auto few = options;
   few.stages = options.stages / 3;
-  auto one = Search(profile, options).least(), other = Search(profile, few).least();
-  return one.predicted_peak <= other.predicted_peak ? one : other;
+  auto least = Search(profile, options).least();
+  const auto consider = [&](Plan other) {
+    if (other.predicted_peak < least.predicted_peak) least = std::move(other);
+  };
+  consider(Search(profile, few).least());
+  if (options.disk.is_known()) {
+    consider(least_memory(profile, {.budget = options.budget, .stages = options.stages}));
+  }
+  return least;
 }
 
 std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& options) {

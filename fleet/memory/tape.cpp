@@ -629,11 +629,35 @@ bool Tape::collect_op(int op, std::map<int, std::shared_ptr<OpRecord>>& ops,
   });
 }
 
+// A value that comes back by a replay of its own.
+void Tape::give_to(const std::shared_ptr<Region>& alone, Slot& slot) {
+  alone->add(slot.kept);
+  slot.region = alone;
+  ++report_.given_up;
+  report_.given_up_bytes += slot.kept->bytes();
+}
+
+// The mask of a dropout, whatever becomes of what the dropout read.
+bool Tape::rebuild_from_bits(Slot& slot, OpRecord& producer) {
+  auto& kept = *slot.kept;
+  {
+    const OffTheRecord quiet;
+    Region::remember_mask(producer, kept.origin().save, kept.tensor());
+  }
+  if (!producer.mask) return false;
+  kept.give_up();
+  const auto alone = std::make_shared<Region>(region(), ledger_, producer.index);
+  alone->set_records({producer.mask_alone()});
+  give_to(alone, slot);
+  return true;
+}
+
 bool Tape::rebuild_alone(Slot& slot, OpRecord& producer) {
-  std::map<int, std::shared_ptr<OpRecord>> ops;
-  std::vector<std::shared_ptr<KeptValue>> sources;
   auto& kept = *slot.kept;
   const auto& origin = kept.origin();
+  if (origin.op >= 0 && rebuild_from_bits(slot, producer)) return true;
+  std::map<int, std::shared_ptr<OpRecord>> ops;
+  std::vector<std::shared_ptr<KeptValue>> sources;
   const auto tensor = kept.tensor();
   kept.give_up();  // so that it does not count as its own source
   bool possible = collect_op(producer.index, ops, sources);
@@ -647,7 +671,7 @@ bool Tape::rebuild_alone(Slot& slot, OpRecord& producer) {
     kept.take_back(tensor);
     return false;
   }
-  auto alone = std::make_shared<Region>(region(), ledger_, producer.index);
+  const auto alone = std::make_shared<Region>(region(), ledger_, producer.index);
   std::vector<std::shared_ptr<OpRecord>> records;
   records.reserve(ops.size());
   for (auto& [index, record] : ops) records.push_back(std::move(record));
@@ -656,14 +680,7 @@ bool Tape::rebuild_alone(Slot& slot, OpRecord& producer) {
     source->become_source();
     alone->own_source(std::move(source));
   }
-  {
-    const OffTheRecord quiet;
-    Region::remember_mask(producer, origin.save, tensor);
-  }
-  alone->add(slot.kept);
-  slot.region = std::move(alone);
-  ++report_.given_up;
-  report_.given_up_bytes += kept.bytes();
+  give_to(alone, slot);
   return true;
 }
 

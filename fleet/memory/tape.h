@@ -119,6 +119,8 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   int value_saved(const Slot& slot, int memory, const OpRecord* record) const;
   void treat(Slot& slot, OpRecord* record);
   bool rebuild_alone(Slot& slot, OpRecord& producer);
+  bool rebuild_from_bits(Slot& slot, OpRecord& producer);
+  void give_to(const std::shared_ptr<Region>& alone, Slot& slot);
   bool can_rebuild(const Ledger::Value& value) const;
   bool collect(int value, uint32_t version, int time, std::map<int, std::shared_ptr<OpRecord>>& ops,
                std::vector<std::shared_ptr<KeptValue>>& sources);
