@@ -255,10 +255,9 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
   rows.push_back({net.name + ", plan made", planning, "s", "", 0, 0, ""});
   for (size_t i = 1; i < ways.size(); ++i) {
     const Slowdown slowdown(ratios[i]);
-    auto remark = format(
-        "{}, best against best {:+.1f} %, {:.1f}x less activation memory ({:.0f} of {:.0f} MiB)",
-        slowdown.text(), 100 * (timings[i].best() / timings[0].best() - 1),
-        mib(plain.peak) / mib(peaks[i]), mib(peaks[i]), mib(plain.peak));
+    auto remark =
+        format("{}, {:.1f}x less activation memory ({:.0f} of {:.0f} MiB)", slowdown.text(),
+               mib(plain.peak) / mib(peaks[i]), mib(peaks[i]), mib(plain.peak));
     if (ways[i].plan) {
       const auto& plan = *ways[i].plan;
       remark +=
