@@ -9,11 +9,11 @@ trap 'rm -rf "$dir"' EXIT
 
 # name|source|what is taken away, as sed
 controls=(
-  "generators-not-put-back|fleet/memory/region.cpp|s/if (record.draws) generators.set(\*record.draws);//"
-  "statistics-not-copied|fleet/memory/region.cpp|s/if (input.statistics) return tensor.clone();//"
+  "generators-not-put-back|fleet/memory/replay.cpp|s/if (record.draws) generators.set(\*record.draws);//"
+  "statistics-not-copied|fleet/memory/replay.cpp|s/if (input.statistics) return tensor.clone();//"
   "sources-not-copied-before-writes|fleet/memory/kept_value.cpp|s/if (!tensor.has_storage()) return;/return;/"
-  "writes-not-replayed|fleet/memory/region.cpp|s/if (writer < time) mark_op(writer);//"
-  "stale-saves-not-refused|fleet/memory/tape.cpp|s/if (now != slot.version) {/if (false) {/"
+  "writes-not-replayed|fleet/memory/replay_need.cpp|s/if (writer < time) mark_op(writer);//"
+  "stale-saves-not-refused|fleet/memory/saved_slot.cpp|s/if (is_stale()) {/if (false) {/"
 )
 
 link=$(ninja -C "$build" -t commands bin/test_memory | tail -1)

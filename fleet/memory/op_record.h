@@ -104,4 +104,15 @@ struct OpRecord {
   std::optional<MaskBits> mask;         // of a dropout: instead of drawing again
 };
 
+/// Records of neighbouring ops.
+struct OpRecords {
+  int first_op = 0;
+  std::vector<std::shared_ptr<OpRecord>> records;
+
+  /// Null for an op before the first.
+  std::shared_ptr<OpRecord> find(int op) const {
+    return op < first_op ? nullptr : records[static_cast<size_t>(op - first_op)];
+  }
+};
+
 }  // namespace fleet::memory

@@ -11,9 +11,6 @@ void accumulate(std::vector<int64_t>& changes) {
   std::partial_sum(changes.begin(), changes.end(), changes.begin());
 }
 
-// Of the time that a disk is busy, what compute loses although nothing waits.
-constexpr double kDiskShare = 0.05;
-
 }  // namespace
 
 struct PlanSimulation::Alone {
@@ -52,15 +49,6 @@ struct PlanSimulation::Fates {
   int64_t mask_bytes = 0;
 };
 
-struct PlanSimulation::Wave {
-  int cut = 0;  // leaves before this op's forward, and is gone before that of `gone`
-  int gone = 0;
-  int64_t bytes = 0;
-  int asked = -1;  // the first op whose backward needs some of it
-  int comes = 0;   // starts to come back at this op's backward
-  std::vector<int> blocks;
-};
-
 // Op by op: what is rebuilt for its backward one by one, and the most it takes until it is there.
 template <typename F>
 void PlanSimulation::add_alone(const std::vector<Alone>& alone, int begin, F&& add) {
@@ -77,7 +65,7 @@ void PlanSimulation::add_alone(const std::vector<Alone>& alone, int begin, F&& a
 }
 
 PlanSimulation::PlanSimulation(const StepProfile& profile, OffloadFile::Speed disk)
-    : profile_(profile), disk_(disk) {
+    : profile_(profile), offload_(profile, disk) {
   const auto ops = profile.ops.size();
   const auto blocks = profile.blocks.size();
   alive_.assign(ops + 2, 0);
@@ -257,7 +245,7 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
       const auto made = static_cast<size_t>(k - begin);
       if (held) {
         result.held += block.bytes;
-        if (may_leave(b, end)) result.may_leave += block.bytes;
+        if (offload_.may_leave(b, end)) result.may_leave += block.bytes;
         const int release = fate == Fate::kHeld ? fates.released[static_cast<size_t>(b)] : begin;
         backward[static_cast<size_t>(std::max(release, begin) - begin)] += block.bytes;
       } else if (fate == Fate::kRegion) {
@@ -296,97 +284,14 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
   });
   result.need = height;
   if (result.may_leave > 0) {
-    // As if its neighbours were like it: what leaves has as long as it takes itself.
     double forward_s = 0, backward_s = fates.seconds;
     for (int k = begin; k < end; ++k) {
       forward_s += profile_.ops[static_cast<size_t>(k)].seconds;
       backward_s += profile_.ops[static_cast<size_t>(k)].backward_seconds;
     }
-    const auto bytes = static_cast<double>(result.may_leave);
-    const double write_s = bytes / disk_.write, read_s = bytes / disk_.read;
-    result.stall_seconds = kDiskShare * (write_s + read_s) + std::max(write_s - forward_s, 0.0) +
-                           std::max(read_s - backward_s, 0.0);
+    result.stall_seconds = offload_.stall_seconds(result.may_leave, forward_s, backward_s);
   }
   return result;
-}
-
-// `end` of the segment that made it: what later ones write to is no longer the tape's.
-bool PlanSimulation::may_leave(int block, int end) const {
-  const auto& entry = profile_.blocks[static_cast<size_t>(block)];
-  return disk_.is_known() && entry.can_leave && entry.bytes >= Offload::kMinBytes &&
-         entry.dead != StepProfile::kNever &&
-         std::ranges::all_of(entry.writers, [&](int writer) { return writer < end; });
-}
-
-// Memory of a segment leaves when the one after it has ended, or at the first cut at which the
-// user's program has let go of it; by the next cut it is on disk. Fetching what left at one cut
-// starts to bring back what left before.
-std::vector<PlanSimulation::Wave> PlanSimulation::waves_of(const Plan& plan,
-                                                           const std::vector<int>& held_until,
-                                                           const std::vector<int>& asked) const {
-  const auto& segments = plan.segments;
-  std::vector<Wave> waves(segments.size());
-  size_t segment = 0;
-  for (int k = 0; k < static_cast<int>(profile_.ops.size()); ++k) {
-    if (segment + 1 < segments.size() && segments[segment + 1].first_op == k) ++segment;
-    if (!segments[segment].is_sent_out || segment + 1 == segments.size()) continue;
-    const int end = segments[segment + 1].first_op;
-    for (const int b : profile_.ops[static_cast<size_t>(k)].makes) {
-      const auto& block = profile_.blocks[static_cast<size_t>(b)];
-      if (held_until[static_cast<size_t>(b)] == StepProfile::kNever || !may_leave(b, end)) {
-        continue;
-      }
-      size_t cut = segment + 2;
-      while (cut < segments.size() && segments[cut].first_op < block.dead) ++cut;
-      if (cut >= segments.size()) continue;  // it stays
-      waves[cut].cut = segments[cut].first_op;
-      waves[cut].gone = cut + 1 < segments.size() ? segments[cut + 1].first_op
-                                                  : static_cast<int>(profile_.ops.size());
-      waves[cut].bytes += block.bytes;
-      waves[cut].asked = std::max(waves[cut].asked, asked[static_cast<size_t>(b)]);
-      waves[cut].blocks.push_back(b);
-    }
-  }
-  std::erase_if(waves, [](const Wave& wave) { return wave.blocks.empty(); });
-  for (size_t w = 0; w < waves.size(); ++w) {
-    waves[w].comes =
-        w + 1 < waves.size() ? waves[w + 1].asked : static_cast<int>(profile_.ops.size()) - 1;
-  }
-  return waves;
-}
-
-// What the step waits for the disk, which does one thing after another.
-double PlanSimulation::stall_seconds(const std::vector<Wave>& waves,
-                                     const std::vector<double>& replay_seconds) const {
-  if (waves.empty()) return 0;
-  double now = 0, stalled = 0, busy_until = 0;
-  const auto wait = [&](double until) {
-    stalled += std::max(until - now, 0.0);
-    now = std::max(now, until);
-  };
-  size_t next = 0;
-  for (int k = 0; k < static_cast<int>(profile_.ops.size()); ++k) {
-    if (next < waves.size() && waves[next].cut == k) {
-      wait(busy_until);  // until what left before is on disk
-      busy_until = now + static_cast<double>(waves[next++].bytes) / disk_.write;
-    }
-    now += profile_.ops[static_cast<size_t>(k)].seconds;
-  }
-  std::vector<double> there(waves.size(), 0);
-  for (int k = static_cast<int>(profile_.ops.size()) - 1; k >= 0; --k) {
-    for (size_t w = waves.size(); w-- > 0;) {
-      if (waves[w].comes == k) {
-        there[w] = busy_until =
-            std::max(now, busy_until) + static_cast<double>(waves[w].bytes) / disk_.read;
-      }
-    }
-    for (size_t w = 0; w < waves.size(); ++w) {
-      if (waves[w].asked == k) wait(there[w]);
-    }
-    now += profile_.ops[static_cast<size_t>(k)].backward_seconds +
-           replay_seconds[static_cast<size_t>(k)];
-  }
-  return stalled;
 }
 
 PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
@@ -449,14 +354,14 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     }
     if (is_held) change_backward[static_cast<size_t>(held_until[b])] += block.bytes;
   }
-  const auto waves = waves_of(plan, held_until, asked);
+  const auto waves = offload_.waves_of(plan, held_until, asked);
   for (const auto& wave : waves) {
     result.sent_out += wave.bytes;
     change_forward[static_cast<size_t>(wave.gone)] -= wave.bytes;
     change_forward[n] += wave.bytes;
     change_backward[static_cast<size_t>(wave.comes) + 1] -= wave.bytes;
   }
-  result.stall_seconds = stall_seconds(waves, replay_seconds);
+  result.stall_seconds = offload_.stall_seconds(waves, replay_seconds);
   result.seconds += result.stall_seconds;
   // What regions and single rebuilds bring back for a while.
   for (const auto& region : regions) {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fleet/memory/offload_file.h"
+#include "fleet/memory/offload_simulation.h"
 #include "fleet/memory/plan.h"
 #include "fleet/memory/policies.h"
 #include "fleet/memory/step_profile.h"
@@ -47,24 +47,18 @@ class PlanSimulation {
   enum class Fate : char { kNone, kHeld, kRegion, kAlone };
   struct Fates;  // of the blocks of a stretch
   struct Alone;  // a value that is rebuilt by itself
-  struct Wave;   // what leaves at one cut
   template <typename F>
   static void add_alone(const std::vector<Alone>& alone, int begin, F&& add);
   void follow(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt,
               Fates& fates) const;
   void add_to_replay(int block, int begin, const Fates& fates, std::vector<int64_t>& replay) const;
-  std::vector<Wave> waves_of(const Plan& plan, const std::vector<int>& held_until,
-                             const std::vector<int>& asked) const;
-  double stall_seconds(const std::vector<Wave>& waves,
-                       const std::vector<double>& replay_seconds) const;
-  bool may_leave(int block, int end) const;
   bool collect(int block, int before, int begin, const std::vector<char>& rebuilt,
                const Fates& fates, std::vector<int>& ops) const;
   bool collect_op(int op, int begin, const std::vector<char>& rebuilt, const Fates& fates,
                   std::vector<int>& ops) const;
 
   const StepProfile& profile_;
-  OffloadFile::Speed disk_;
+  OffloadSimulation offload_;
   std::vector<int64_t> alive_, saved_;
   TiedOps tied_;
   std::vector<int> last_use_;  // by block: the last op that reads or saves it

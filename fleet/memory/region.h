@@ -2,34 +2,15 @@
 
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "fleet/memory/kept_value.h"
+#include "fleet/memory/ledger.h"
 #include "fleet/memory/op_record.h"
 
 namespace fleet::memory {
-
-/// Which op made a value, and which ops wrote to its memory, of one forward.
-struct Ledger {
-  struct Value {
-    int producer = -1;  // op; -1: it came from outside
-    int memory = -1;
-  };
-  std::vector<Value> values;
-  std::vector<std::vector<int>> writers;  // by memory, in order
-};
-
-/// Hears of replays on its thread.
-class ReplayListener {
- public:
-  virtual ~ReplayListener() = default;
-  virtual void replayed(int op, double seconds) = 0;
-  virtual void rebuilt(double seconds) = 0;
-
-  /// Makes it the one of this thread; null for none.
-  static ReplayListener* exchange(ReplayListener* listener);
-};
 
 /// A stretch of a forward whose values can be made again, by calling its ops again. Regions nest:
 /// an inner one is replayed from values that the outer one rebuilds.
@@ -73,23 +54,13 @@ class Region : public std::enable_shared_from_this<Region> {
   /// draw it again takes long.
   static void remember_mask(OpRecord& record, int save, const torch::Tensor& mask);
 
-  /// What backward will ask for after this region: a rebuild starts to fetch it.
-
   /// Replays what the values that were given up and are still wanted need, and no more.
   void rebuild();
 
-  /// What rebuilds did, so far in this process.
-  struct Totals {
-    int64_t rebuilds = 0, ops = 0, stopped_early = 0;
-    double seconds = 0;
-  };
-  static Totals totals();
   /// Regions that something still counts on, in this process.
   static int64_t alive();
 
  private:
-  class Need;
-  class Replay;
   std::vector<std::shared_ptr<KeptValue>> members();
 
   std::shared_ptr<Region> parent_;

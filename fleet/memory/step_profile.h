@@ -10,7 +10,7 @@
 #include "fleet/memory/memory_counter.h"
 #include "fleet/memory/offload_file.h"
 #include "fleet/memory/op_cost.h"
-#include "fleet/memory/region.h"
+#include "fleet/memory/replay.h"
 
 namespace fleet::memory {
 

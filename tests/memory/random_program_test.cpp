@@ -10,6 +10,7 @@
 #include "fleet/memory/away_memory.h"
 #include "fleet/memory/policies.h"
 #include "fleet/memory/region.h"
+#include "fleet/memory/replay.h"
 
 namespace fleet::testing {
 namespace {
@@ -162,7 +163,7 @@ TEST_P(RandomPrograms, EqualPlain) {
   at::set_num_threads(1);
   int accepted = 0, refused = 0, runs = 0, unseen_writes = 0, leaky = 0;
   static int64_t leaked = 0;
-  const auto before = memory::Region::totals();
+  const auto before = memory::replay_totals();
   const auto read_before = offload().file->statistics().bytes_read;
   for (int number = GetParam(); number < programs; number += kShares) {
     if (only && number != std::atoi(only)) continue;
@@ -200,7 +201,7 @@ TEST_P(RandomPrograms, EqualPlain) {
           << program.text();
     }
   }
-  const auto after = memory::Region::totals();
+  const auto after = memory::replay_totals();
   RecordProperty("accepted", accepted);
   RecordProperty("refused", refused);
   std::cout << accepted << " programs accepted, " << refused << " refused, " << runs << " runs, "

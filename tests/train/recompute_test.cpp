@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "fleet/memory/region.h"
+#include "fleet/memory/replay.h"
 
 #include "tests/support/says.h"
 #include "tests/train/block_net.h"
@@ -57,7 +58,7 @@ TEST(RecomputeTest, NamedCheckpointsTrainBitForBitAsPlain) {
           std::vector<std::string>{"block.1"}}) {
       auto changed = plain;
       changed.strategy = recomputed(strategy, checkpoints);
-      const auto before = memory::Region::totals().rebuilds;
+      const auto before = memory::replay_totals().rebuilds;
       const auto outcome = train_blocks(changed);
       expect_same(outcome, expected);
       const auto parts = outcome.reports[0].parts;
@@ -66,8 +67,8 @@ TEST(RecomputeTest, NamedCheckpointsTrainBitForBitAsPlain) {
       EXPECT_GT(outcome.reports[1].memory.given_up_bytes, 0);
       // Without amp, all that the segment before "first" saved crosses it or came from outside.
       const int64_t least = checkpoints[0] == "first" ? cuts - 1 : cuts;
-      EXPECT_GE(memory::Region::totals().rebuilds - before, 4 * parts * least);
-      EXPECT_LE(memory::Region::totals().rebuilds - before, 4 * parts * cuts);
+      EXPECT_GE(memory::replay_totals().rebuilds - before, 4 * parts * least);
+      EXPECT_LE(memory::replay_totals().rebuilds - before, 4 * parts * cuts);
       EXPECT_EQ(memory::Region::alive(), 0);
     }
   }
@@ -90,12 +91,12 @@ TEST(RecomputeTest, TwoRanksTrainBitForBitAsPlain) {
 TEST(RecomputeTest, ReplayedBatchNormDoesNotCommunicate) {
   const BlockTraining setup{.strategy = {.sync_batch_norm = true}};
   const auto expected = train_blocks_on(2, setup);
-  const auto rebuilds = memory::Region::totals().rebuilds;
+  const auto rebuilds = memory::replay_totals().rebuilds;
   const auto outcome = train_blocks_on(2, setup, [](BlockTraining& own, int rank) {
     if (rank == 0) own.strategy = recomputed(own.strategy);
   });
   expect_same(outcome, expected);
-  EXPECT_GT(memory::Region::totals().rebuilds, rebuilds);
+  EXPECT_GT(memory::replay_totals().rebuilds, rebuilds);
   EXPECT_GT(outcome[0].reports[0].memory.given_up, 0);
 }
 

@@ -1,0 +1,379 @@
+#include "fleet/memory/replay.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+#include "fleet/core/seconds_since.h"
+#include "fleet/memory/replay_need.h"
+#include "fleet/memory/replay_rules.h"
+
+namespace fleet::memory {
+namespace {
+
+/// Ends a replayed op inside autograd once the last tensor it owes has been seen.
+struct StopOp {};
+
+/// Takes the tensors that autograd saves while an op is replayed.
+class Capture final : public compat::SaveObserver {
+ public:
+  Capture(int saves, bool stop_after_last) : wanted_(saves, nullptr), may_stop_(stop_after_last) {}
+
+  void want(KeptValue* kept) {
+    const int save = kept->origin().save;
+    others_.push_back(kept);
+    wanted_[static_cast<size_t>(save)] = kept;
+    last_ = std::max(last_, save);
+  }
+
+  std::unique_ptr<compat::SavedTensor> save(const torch::Tensor& tensor) override {
+    const int n = seen_++;
+    if (n < static_cast<int>(wanted_.size()) && wanted_[static_cast<size_t>(n)]) {
+      taken_.emplace_back(n, tensor.tensor_data());
+    }
+    if (may_stop_ && n == last_) throw StopOp{};
+    return std::make_unique<Unusable>();
+  }
+
+  int seen() const { return seen_; }
+
+  /// To whoever wanted them; a tensor of another shape or type than at first is a mistake.
+  void hand_out(const OpRecord& record) const {
+    for (const auto& [n, tensor] : taken_) {
+      for (auto* kept : others_) {
+        if (kept->origin().save != n) continue;
+        kept->check_same(tensor, record.traits->name);
+        kept->refill(tensor);
+      }
+    }
+  }
+
+ private:
+  struct Unusable final : compat::SavedTensor {
+    torch::Tensor unpack() override {
+      throw Error("recompute", "a backward went through the graph of a replay");
+    }
+  };
+
+  std::vector<KeptValue*> wanted_;
+  std::vector<KeptValue*> others_;
+  std::vector<std::pair<int, torch::Tensor>> taken_;
+  bool may_stop_;
+  int last_ = -1;
+  int seen_ = 0;
+};
+
+/// Puts generators back to where they were before a replay.
+class Generators {
+ public:
+  Generators() { before_.push_back(GeneratorState::of_default()); }
+  ~Generators() {
+    for (const auto& state : before_) state.restore();
+  }
+  Generators(const Generators&) = delete;
+  Generators& operator=(const Generators&) = delete;
+
+  void set(const GeneratorState& state) {
+    const bool known = std::ranges::any_of(
+        before_, [&](const GeneratorState& s) { return s.generator() == state.generator(); });
+    if (!known) before_.emplace_back(state.generator());
+    state.restore();
+  }
+
+ private:
+  std::vector<GeneratorState> before_;
+};
+
+struct AtomicTotals {
+  std::atomic<int64_t> rebuilds{0}, ops{0}, stopped_early{0}, nanoseconds{0};
+};
+AtomicTotals g_totals;
+thread_local ReplayListener* t_listener = nullptr;
+
+using Clock = std::chrono::steady_clock;
+
+// Calls the needed ops again, in their order, and hands out what they make.
+class Replay {
+ public:
+  using Values = std::vector<std::shared_ptr<KeptValue>>;
+
+  Replay(const ReplayNeed& need, const ReplayNeed::Records& records, const Values& wanted,
+         const Values& at_hand)
+      : need_(need), records_(records), at_hand_(at_hand) {
+    for (const auto& kept : wanted) {
+      if (kept->origin().value >= 0) {
+        values_.push_back(kept.get());
+        ++uses_[kept->origin().value];
+      } else {
+        saves_[kept->origin().op].push_back(kept.get());
+      }
+    }
+    std::ranges::stable_sort(values_, {}, [](const KeptValue* k) { return k->origin().time; });
+    for_each_needed([&](const OpRecord& record) {
+      for (const auto& input : record.inputs) {
+        if (!need_.is_kept(input)) ++uses_[input.value];
+      }
+    });
+  }
+
+  void run() {
+    const compat::NoInterceptScope engine;
+    Generators generators;
+    for_each_needed([&](const OpRecord& record) {
+      hand_out_values(record.index);
+      const auto begin = Clock::now();
+      call(record, generators);
+      if (t_listener) t_listener->replayed(record.index, seconds_since(begin));
+    });
+    hand_out_values(std::numeric_limits<int>::max());
+  }
+
+ private:
+  template <typename F>
+  void for_each_needed(F&& f) {
+    for (size_t i = 0; i < records_.size(); ++i) {
+      if (need_.is_needed(i)) f(*records_[i]);
+    }
+  }
+
+  torch::Tensor made(int value, const OpRecord* reader) const {
+    const auto place = made_.find(value);
+    FLEET_ASSERT(place != made_.end(),
+                 format("a replay misses an input of {}", reader ? reader->traits->name : "?"));
+    return place->second;
+  }
+
+  void used(int value) {
+    const auto place = uses_.find(value);
+    if (place != uses_.end() && --place->second == 0) made_.erase(value);
+  }
+
+  void hand_out_values(int time) {
+    for (; handed_out_ < values_.size() && values_[handed_out_]->origin().time <= time;
+         ++handed_out_) {
+      auto* kept = values_[handed_out_];
+      kept->refill(made(kept->origin().value, nullptr));
+      used(kept->origin().value);
+    }
+  }
+
+  torch::Tensor kept_input(const OpInput& input) const {
+    if (need_.is_kept_elsewhere(input)) return input.kept->get();
+    for (const auto& kept : at_hand_) {
+      const auto& origin = kept->origin();
+      if (origin.value == input.value && origin.version == input.version && !origin.is_view) {
+        return kept->get();
+      }
+    }
+    FLEET_ASSERT(false, "a value at hand is gone");
+    return {};
+  }
+
+  torch::Tensor input(const OpRecord& record, const OpInput& input, bool with_graph) {
+    const auto tensor = need_.is_kept(input) ? kept_input(input) : made(input.value, &record);
+    // The first run has moved the real ones.
+    if (input.statistics) return tensor.clone();
+    auto alias = tensor.variable_data();
+    if (input.requires_grad && with_graph) {
+      if (input.written) {
+        compat::pretend_history(alias);
+      } else {
+        alias.set_requires_grad(true);
+      }
+    }
+    return alias;
+  }
+
+  torch::jit::Stack stack_of(const OpRecord& record, bool with_graph,
+                             std::vector<torch::Tensor>& tensors) {
+    const torch::NoGradGuard no_grad;
+    torch::jit::Stack stack(record.arguments.begin(), record.arguments.end());
+    for (const auto& list : record.lists) {
+      auto& place = stack[static_cast<size_t>(list.argument)];
+      if (list.optional) {
+        c10::List<std::optional<torch::Tensor>> tensors_of_list;
+        tensors_of_list.resize(static_cast<size_t>(list.size));
+        place = std::move(tensors_of_list);
+      } else {
+        c10::List<torch::Tensor> tensors_of_list;
+        tensors_of_list.resize(static_cast<size_t>(list.size));
+        place = std::move(tensors_of_list);
+      }
+    }
+    for (const auto& entry : record.inputs) {
+      tensors.push_back(input(record, entry, with_graph));
+      auto& place = stack[static_cast<size_t>(entry.argument)];
+      if (entry.element < 0) {
+        place = tensors.back();
+      } else if (place.isTensorList()) {
+        place.toTensorList().set(static_cast<size_t>(entry.element), tensors.back());
+      } else {
+        place.toOptionalTensorList().set(static_cast<size_t>(entry.element), tensors.back());
+      }
+    }
+    return stack;
+  }
+
+  void call(const OpRecord& record, Generators& generators) {
+    const auto asked = saves_.find(record.index);
+    const bool wants_saves = asked != saves_.end();
+    const bool wants_results =
+        record.traits->writes ||
+        std::ranges::any_of(record.outputs, [&](const auto& o) { return uses_left(o.value); });
+    const bool with_graph = wants_saves && record.state.grad_mode() && !record.mask;
+    std::vector<torch::Tensor> tensors;
+    auto stack = stack_of(record, with_graph, tensors);
+    // The stack holds them now; what nobody needs afterwards should go as early as at first.
+    for (const auto& input : record.inputs) {
+      if (!need_.is_kept(input)) used(input.value);
+    }
+    if (record.traits->writes) make_way(record, tensors);
+    ++g_totals.ops;
+    if (record.mask) {
+      call_dropout(record, stack, wants_results, wants_saves ? &asked->second : nullptr);
+    } else {
+      if (record.draws) generators.set(*record.draws);
+      Capture capture(record.saves, wants_saves && !wants_results);
+      if (wants_saves) {
+        for (auto* kept : asked->second) capture.want(kept);
+      }
+      if (!call_engine(record, stack, with_graph, capture)) return;  // stopped early
+    }
+    remember(record, stack, tensors);
+  }
+
+  // What was handed out to other replays, and lies in memory that this op writes to.
+  void make_way(const OpRecord& record, const std::vector<torch::Tensor>& tensors) const {
+    for (size_t i = 0; i < record.inputs.size(); ++i) {
+      if (!record.inputs[i].written || !tensors[i].has_storage()) continue;
+      for (size_t k = 0; k < handed_out_; ++k) {
+        auto* kept = values_[k];
+        if (kept->is_source() && kept->is_here() && kept->tensor().is_alias_of(tensors[i])) {
+          kept->copy_out();
+        }
+      }
+    }
+  }
+
+  // False when it ended early.
+  static bool call_engine(const OpRecord& record, torch::jit::Stack& stack, bool with_graph,
+                          Capture& capture) {
+    bool finished = true;
+    {
+      const compat::CallStateScope state(record.state, with_graph);
+      const compat::ObserverScope observers(nullptr, with_graph ? &capture : nullptr);
+      try {
+        record.op->callBoxed(&stack);
+      } catch (const StopOp&) {
+        finished = false;
+        ++g_totals.stopped_early;
+      }
+    }
+    if (finished && with_graph && capture.seen() != record.saves) {
+      throw Error("recompute",
+                  format("{} saved {} tensors for backward when it ran again, and {} at first",
+                         record.traits->name, capture.seen(), record.saves),
+                  kHiddenState);
+    }
+    capture.hand_out(record);
+    return finished;
+  }
+
+  // What aten::dropout computes, without drawing.
+  static void call_dropout(const OpRecord& record, torch::jit::Stack& stack, bool wants_result,
+                           const std::vector<KeptValue*>* asked) {
+    const compat::CallStateScope state(record.state, /*grad_mode=*/false);
+    const auto mask = record.mask->mask();
+    if (asked) {
+      for (auto* kept : *asked) kept->refill(mask);
+    }
+    torch::Tensor result;
+    if (wants_result) result = stack[0].toTensor() * mask;
+    stack.assign(1, result);
+  }
+
+  void remember(const OpRecord& record, const torch::jit::Stack& stack,
+                const std::vector<torch::Tensor>& tensors) {
+    // In-place ops can change the shape of what they write to (t_, squeeze_).
+    for (size_t i = 0; i < record.inputs.size(); ++i) {
+      const auto& input = record.inputs[i];
+      if (input.written && uses_left(input.value)) made_[input.value] = tensors[i].variable_data();
+    }
+    size_t n = 0;
+    const auto result = [&](const torch::Tensor& tensor) {
+      FLEET_ASSERT(n < record.outputs.size(), "a replayed op has more results than at first");
+      const auto& output = record.outputs[n++];
+      if (tensor.defined()) check_same(record, output, tensor);
+      const int value = output.value;
+      if (value >= 0 && tensor.defined() && uses_left(value)) made_[value] = tensor.variable_data();
+    };
+    for (const auto& entry : stack) {
+      if (entry.isTensor()) {
+        result(entry.toTensor());
+      } else if (entry.isTensorList()) {
+        for (const auto& tensor : entry.toTensorVector()) result(tensor);
+      }
+    }
+  }
+
+  static void check_same(const OpRecord& record, const OpOutput& output,
+                         const torch::Tensor& tensor) {
+    if (tensor.numel() == output.numel && tensor.scalar_type() == output.dtype) return;
+    throw Error("recompute",
+                format("{} returned {} elements of {} when it ran again, and {} of {} at first",
+                       record.traits->name, tensor.numel(), c10::toString(tensor.scalar_type()),
+                       output.numel, c10::toString(output.dtype)),
+                kHiddenState);
+  }
+
+  bool uses_left(int value) const {
+    const auto place = uses_.find(value);
+    return place != uses_.end() && place->second > 0;
+  }
+
+  const ReplayNeed& need_;
+  const ReplayNeed::Records& records_;
+  const Values& at_hand_;
+  std::vector<KeptValue*> values_;
+  size_t handed_out_ = 0;
+  std::unordered_map<int, std::vector<KeptValue*>> saves_;  // by op
+  std::unordered_map<int, int> uses_;                       // by value, still to come
+  std::unordered_map<int, torch::Tensor> made_;
+};
+
+}  // namespace
+
+ReplayListener* ReplayListener::exchange(ReplayListener* listener) {
+  return std::exchange(t_listener, listener);
+}
+
+void replay(const Region& region, const Ledger& ledger,
+            const std::vector<std::shared_ptr<OpRecord>>& records,
+            const std::vector<std::shared_ptr<KeptValue>>& wanted,
+            const std::vector<std::shared_ptr<KeptValue>>& at_hand) {
+  const auto begin = Clock::now();
+  ReplayNeed need(region, ledger, records);
+  for (const auto& kept : at_hand) need.at_hand(*kept);
+  for (const auto& kept : wanted) need.mark(*kept);
+  Replay(need, records, wanted, at_hand).run();
+  ++g_totals.rebuilds;
+  const double seconds = seconds_since(begin);
+  g_totals.nanoseconds += static_cast<int64_t>(seconds * 1e9);
+  if (t_listener) t_listener->rebuilt(seconds);
+}
+
+ReplayTotals replay_totals() {
+  return {.rebuilds = g_totals.rebuilds,
+          .ops = g_totals.ops,
+          .stopped_early = g_totals.stopped_early,
+          .seconds = static_cast<double>(g_totals.nanoseconds) * 1e-9};
+}
+
+}  // namespace fleet::memory

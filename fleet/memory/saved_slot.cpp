@@ -1,0 +1,49 @@
+#include "fleet/memory/saved_slot.h"
+
+#include "fleet/core/error.h"
+#include "fleet/core/format.h"
+
+namespace fleet::memory {
+
+SavedSlot::SavedSlot(const torch::Tensor& saved)
+    : tensor(saved.tensor_data()),
+      address(saved.unsafeGetTensorImpl()),
+      version_counter(address->version_counter()),
+      version(version_counter.current_version()) {}
+
+SavedSlot::~SavedSlot() {
+  if (kept) kept->remove_reader();
+}
+
+torch::Tensor SavedSlot::unpack() const {
+  // Autograd leaves this check to whoever keeps the tensor.
+  if (is_stale()) {
+    throw Error("backward",
+                format("one of the variables needed for gradient computation has been modified by "
+                       "an inplace operation: what {} saved is at version {}, and version {} is "
+                       "needed",
+                       op ? *op : "a custom function", version_counter.current_version(), version),
+                "use the op that returns a new tensor instead, or clone() before it");
+  }
+  if (!profiler) return read();
+  struct Listening {
+    explicit Listening(ReplayListener* listener) : before(ReplayListener::exchange(listener)) {}
+    ~Listening() { ReplayListener::exchange(before); }
+    ReplayListener* before;
+  } const listening(profiler.get());
+  profiler->unpacking();
+  auto result = read();
+  const bool is_handed_out = kept && !kept->is_here();
+  profiler->unpacked(op_index, is_handed_out ? kept->bytes() : 0);
+  return result;
+}
+
+torch::Tensor SavedSlot::read() const {
+  if (!kept) return tensor;
+  auto whole = kept->read();
+  if (!view) return whole;
+  const torch::NoGradGuard no_grad;
+  return whole.as_strided(view->sizes, view->strides, view->offset);
+}
+
+}  // namespace fleet::memory

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/core/TensorImpl.h>
+#include <torch/types.h>
+
+#include "fleet/core/torch_compat.h"
+#include "fleet/memory/kept_value.h"
+#include "fleet/memory/region.h"
+#include "fleet/memory/step_profile.h"
+
+namespace fleet::memory {
+
+/// One tensor that autograd saved: the whole of a KeptValue or a view of it, or, where the tape has
+/// nothing to do with it, the tensor itself.
+struct SavedSlot {
+  explicit SavedSlot(const torch::Tensor& saved);
+  ~SavedSlot();
+  SavedSlot(const SavedSlot&) = delete;
+  SavedSlot& operator=(const SavedSlot&) = delete;
+
+  /// Somebody wrote to it since it was saved.
+  bool is_stale() const { return version_counter.current_version() != version; }
+  /// For backward.
+  torch::Tensor unpack() const;
+
+  torch::Tensor tensor;  // until the tape knows what it is
+  const c10::TensorImpl* address;
+  c10::VariableVersion version_counter;  // autograd's own
+  uint32_t version;
+  int save = -1;                    // of the op that ran
+  const std::string* op = nullptr;  // its name
+  int op_index = -1;
+  struct View {
+    std::vector<int64_t> sizes, strides;
+    int64_t offset = 0;
+  };
+  std::unique_ptr<View> view;  // what was saved of `kept`; null: all of it
+  std::shared_ptr<KeptValue> kept;
+  std::shared_ptr<Region> region;  // keeps what rebuilds `kept` alive
+  std::shared_ptr<Profiler> profiler;
+
+ private:
+  torch::Tensor read() const;
+};
+
+/// What autograd holds of a slot.
+class SlotHandle final : public compat::SavedTensor {
+ public:
+  explicit SlotHandle(std::shared_ptr<const SavedSlot> slot) : slot_(std::move(slot)) {}
+  torch::Tensor unpack() override { return slot_->unpack(); }
+
+ private:
+  std::shared_ptr<const SavedSlot> slot_;
+};
+
+}  // namespace fleet::memory
