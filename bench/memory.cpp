@@ -522,6 +522,7 @@ std::vector<Row> bench_memory() {
   const Disk disk;
   rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
+  rows.push_back({"disk, of a core", 100 * disk.speed.compute_share, "%", "", 0, 0, ""});
   for_each_net(512, 8, [&](const Net& net, int64_t samples) {
     trade_off(net, samples, disk, rows);
     said.say();

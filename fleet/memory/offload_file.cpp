@@ -1,6 +1,7 @@
 #include "fleet/memory/offload_file.h"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,12 @@ namespace fleet::memory {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+double cpu_seconds_of_this_thread() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 }  // namespace
 
@@ -138,6 +145,7 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
 
   std::unique_lock lock(mutex);
   statistics.write_seconds += seconds;
+  statistics.cpu_seconds = cpu_seconds_of_this_thread();
   torch::Tensor last;
   int64_t settled = 0;
   if (entry->state == State::kWriting) {
@@ -187,6 +195,7 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   torch::Tensor last;  // freed after the lock
   std::lock_guard lock(mutex);
   statistics.read_seconds += seconds;
+  statistics.cpu_seconds = cpu_seconds_of_this_thread();
   if (entry->state == State::kReading) {
     if (error) {
       entry->error = error;
@@ -406,20 +415,28 @@ OffloadStatistics OffloadFile::statistics() const {
 }
 
 OffloadFile::Speed OffloadFile::measure(int64_t bytes) {
+  constexpr int64_t kBlocks = 16;
   const auto before = statistics();
   {
-    const auto ticket = write(torch::arange(bytes / 8, torch::kLong));
+    std::vector<Ticket> tickets;
+    for (int64_t i = 0; i < kBlocks; ++i) {
+      tickets.push_back(write(torch::full(bytes / kBlocks, i, torch::kByte)));
+    }
     drain();
-    read(ticket);
+    for (const auto& ticket : tickets) prefetch(ticket);
+    for (const auto& ticket : tickets) read(ticket);
   }
   const auto after = statistics();
+  const double write_seconds = after.write_seconds - before.write_seconds;
+  const double read_seconds = after.read_seconds - before.read_seconds;
   const auto speed = [](int64_t moved, double seconds) {
     return static_cast<double>(moved) / std::max(seconds, 1e-9);
   };
-  return {.write = speed(after.bytes_written - before.bytes_written,
-                         after.write_seconds - before.write_seconds),
-          .read = speed(after.bytes_read - before.bytes_read,
-                        after.read_seconds - before.read_seconds)};
+  return {.write = speed(after.bytes_written - before.bytes_written, write_seconds),
+          .read = speed(after.bytes_read - before.bytes_read, read_seconds),
+          .compute_share = std::min((after.cpu_seconds - before.cpu_seconds) /
+                                        std::max(write_seconds + read_seconds, 1e-9),
+                                    1.0)};
 }
 
 int OffloadFile::descriptor() const { return core_->file.descriptor(); }

@@ -21,6 +21,7 @@ struct OffloadStatistics {
   int64_t bytes_read = 0;
   double write_seconds = 0;  // of the I/O thread
   double read_seconds = 0;
+  double cpu_seconds = 0;    // of it, on some core
   double stall_seconds = 0;  // that callers waited in `read` and `drain`
   int64_t forwarded = 0;     // tensors handed back before they were on disk
   int64_t queued_bytes = 0;  // still in memory, waiting to be written
@@ -88,9 +89,13 @@ class OffloadFile {
 
   struct Speed {
     double write = 0, read = 0;  // bytes per second; 0: nobody knows
+    /// Of the speed of compute, what it takes away while it is busy: about what its thread takes of
+    /// a core, since all threads of an op wait for the slowest.
+    double compute_share = 0.05;
     bool is_known() const { return write > 0 && read > 0; }
   };
-  /// By writing and reading so many bytes, which takes as much memory for a while.
+  /// By writing and reading so many bytes, in blocks such as a net has, which takes as much memory
+  /// for a while.
   Speed measure(int64_t bytes = int64_t{64} << 20);
 
   /// For tests: the open file.

@@ -5,12 +5,6 @@
 #include "fleet/memory/away_memory.h"
 
 namespace fleet::memory {
-namespace {
-
-// Of the time that a disk is busy, what compute loses although nothing waits.
-constexpr double kDiskShare = 0.05;
-
-}  // namespace
 
 bool OffloadSimulation::may_leave(int block, int end) const {
   const auto& entry = profile_.blocks[static_cast<size_t>(block)];
@@ -90,10 +84,12 @@ double OffloadSimulation::stall_seconds(const std::vector<Wave>& waves,
 
 double OffloadSimulation::stall_seconds(int64_t bytes, double forward_seconds,
                                         double backward_seconds) const {
-  const double write_s = static_cast<double>(bytes) / disk_.write;
-  const double read_s = static_cast<double>(bytes) / disk_.read;
-  return kDiskShare * (write_s + read_s) + std::max(write_s - forward_seconds, 0.0) +
-         std::max(read_s - backward_seconds, 0.0);
+  return std::max(static_cast<double>(bytes) / disk_.write - forward_seconds, 0.0) +
+         std::max(static_cast<double>(bytes) / disk_.read - backward_seconds, 0.0);
+}
+
+double OffloadSimulation::lost_seconds(int64_t bytes) const {
+  return disk_.compute_share * static_cast<double>(bytes) * (1 / disk_.write + 1 / disk_.read);
 }
 
 }  // namespace fleet::memory

@@ -40,6 +40,9 @@ class OffloadSimulation {
   /// Of so many bytes from a stretch of the step that takes so long, as if its neighbours were like
   /// it: what leaves has as long as it takes itself.
   double stall_seconds(int64_t bytes, double forward_seconds, double backward_seconds) const;
+  /// What the step loses although nothing waits: the threads of an op wait for the one whose core
+  /// the disk's thread takes.
+  double lost_seconds(int64_t bytes) const;
 
  private:
   const StepProfile& profile_;

@@ -289,7 +289,8 @@ PlanSimulation::Stretch PlanSimulation::stretch(int begin, int end, bool is_drop
       forward_s += profile_.ops[static_cast<size_t>(k)].seconds;
       backward_s += profile_.ops[static_cast<size_t>(k)].backward_seconds;
     }
-    result.stall_seconds = offload_.stall_seconds(result.may_leave, forward_s, backward_s);
+    result.leaving_seconds = offload_.stall_seconds(result.may_leave, forward_s, backward_s) +
+                             offload_.lost_seconds(result.may_leave);
   }
   return result;
 }
@@ -363,6 +364,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
   }
   result.stall_seconds = offload_.stall_seconds(waves, replay_seconds);
   result.seconds += result.stall_seconds;
+  if (result.sent_out > 0) result.seconds += offload_.lost_seconds(result.sent_out);
   // What regions and single rebuilds bring back for a while.
   for (const auto& region : regions) {
     const auto begin = static_cast<size_t>(region.begin), end = static_cast<size_t>(region.end);

@@ -30,8 +30,8 @@ class PlanSimulation {
     int64_t held = 0;
     int64_t need = 0;
     double seconds = 0;
-    int64_t may_leave = 0;     // of what is held
-    double stall_seconds = 0;  // if that leaves
+    int64_t may_leave = 0;       // of what is held
+    double leaving_seconds = 0;  // that this would take
   };
   Stretch stretch(int begin, int end, bool is_dropped, const std::vector<char>& rebuilt) const;
 

@@ -283,7 +283,7 @@ class Search {
     if (stretch.may_leave == 0) return;
     edge.held -= stretch.may_leave;
     edge.away = stretch.may_leave;
-    edge.seconds += stretch.stall_seconds;
+    edge.seconds += stretch.leaving_seconds;
     choice.is_sent_out = true;
     edges_.push_back(edge);
     choices_.push_back(choice);

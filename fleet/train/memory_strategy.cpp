@@ -85,9 +85,10 @@ MemoryStrategy::MemoryStrategy(const RecomputeConfigs& configs) : configs_(confi
     file_ = std::make_shared<memory::OffloadFile>();
     disk = file_->measure();
     counted_ = file_->statistics();
-    log::info("offload", format("the disk takes {}/s and gives {}/s",
-                                byte_size_text(static_cast<int64_t>(disk.write)),
-                                byte_size_text(static_cast<int64_t>(disk.read))));
+    log::info("offload",
+              format("the disk takes {}/s and gives {}/s, for {:.0f} % of a core",
+                     byte_size_text(static_cast<int64_t>(disk.write)),
+                     byte_size_text(static_cast<int64_t>(disk.read)), 100 * disk.compute_share));
   }
   allocator.counter().set_budget(budget);
   plans_ = std::make_unique<memory::BudgetPlans>(budget, allocator.counter(), disk);

@@ -254,6 +254,19 @@ TEST(OffloadFileTest, PrefetchHidesTheReadAndAStallIsCounted) {
   EXPECT_GE(stalled, 0.9 * read_b);
 }
 
+TEST(OffloadFileTest, KnowsHowFastItIsAndWhatItTakesOfACore) {
+  OffloadFile file;
+  const auto speed = file.measure();
+  const auto all = file.statistics();
+  EXPECT_EQ(all.bytes_written, 64 * kMiB);
+  EXPECT_EQ(all.bytes_read, 64 * kMiB);
+  EXPECT_NEAR(speed.write, 64 * kMiB / all.write_seconds, 1e-6 * speed.write);
+  EXPECT_NEAR(speed.read, 64 * kMiB / all.read_seconds, 1e-6 * speed.read);
+  EXPECT_GT(speed.compute_share, 0);
+  EXPECT_LE(speed.compute_share, 1);
+  EXPECT_LE(all.cpu_seconds, all.write_seconds + all.read_seconds + 0.1);
+}
+
 TEST(OffloadFileTest, ReadOvertakesWhatIsOnlyPrefetched) {
   OffloadFile file({.buffer_bytes = 4096});
   const auto large = on_disk(file, torch::zeros({8 * kMiB}, torch::kByte));

@@ -87,13 +87,15 @@ std::string added_time(double seconds, double plain) {
 }
 
 PlanModelOptions model_options(const PlanCommandOptions& options) {
-  return {
-      .name = options.model,
-      .seq = options.seq,
-      .image = options.image,
-      .is_bf16 = options.amp,
-      .rates = {.flops = options.gflops * kGiga, .bytes = options.bandwidth * kGiga},
-      .offload = {.write = options.offload_speed * kGiga, .read = options.offload_speed * kGiga}};
+  return {.name = options.model,
+          .seq = options.seq,
+          .image = options.image,
+          .is_bf16 = options.amp,
+          .rates = {.flops = options.gflops * kGiga, .bytes = options.bandwidth * kGiga},
+          .offload = {.write = options.offload_speed * kGiga,
+                      .read = options.offload_speed * kGiga,
+                      .compute_share =
+                          options.offload_speed / options.bandwidth}};  // of memory's bandwidth
 }
 
 std::string sample_text(const PlanCommandOptions& options) {
