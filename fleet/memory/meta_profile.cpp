@@ -5,8 +5,6 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/budget_allocator.h"
-#include "fleet/memory/plan_simulation.h"
-#include "fleet/memory/planner.h"
 #include "fleet/memory/policies.h"
 
 namespace fleet::memory {
@@ -53,19 +51,6 @@ StepProfile profile_on_meta(const std::function<torch::Tensor()>& loss, const Ma
   auto profile = profiler->finish();
   set_times(profile, rates);
   return profile;
-}
-
-Plan recompute_between_checkpoints(const StepProfile& profile) {
-  auto plan = keep_everything(profile);
-  for (const int op : profile.checkpoints) {
-    if (op == plan.segments.back().first_op || op >= static_cast<int>(profile.ops.size())) continue;
-    plan.segments.back().is_dropped = true;
-    plan.segments.push_back({.first_op = op});
-  }
-  const auto prediction = PlanSimulation(profile).predict(plan);
-  plan.predicted_peak = prediction.peak;
-  plan.predicted_seconds = prediction.seconds;
-  return plan;
 }
 
 }  // namespace fleet::memory

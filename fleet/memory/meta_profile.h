@@ -4,7 +4,6 @@
 
 #include <torch/types.h>
 
-#include "fleet/memory/plan.h"
 #include "fleet/memory/step_profile.h"
 
 namespace fleet::memory {
@@ -20,9 +19,5 @@ namespace fleet::memory {
 ///   const auto profile = profile_on_meta([&] { return model.loss(batch); }, rates);
 ///   const auto plan = make_plan(profile, {.budget = int64_t{32} << 30});
 StepProfile profile_on_meta(const std::function<torch::Tensor()>& loss, const MachineRates& rates);
-
-/// Every segment between checkpoints recomputed, but for what follows the last: what
-/// `recompute_configs.checkpoints` does when it names them all.
-Plan recompute_between_checkpoints(const StepProfile& profile);
 
 }  // namespace fleet::memory

@@ -331,6 +331,17 @@ Plan least_memory(const StepProfile& profile, const PlanOptions& options) {
   return least;
 }
 
+Plan recompute_between_checkpoints(const StepProfile& profile) {
+  auto plan = keep_everything(profile);
+  for (const int op : profile.checkpoints) {
+    if (op == plan.segments.back().first_op || op >= static_cast<int>(profile.ops.size())) continue;
+    plan.segments.back().is_dropped = true;
+    plan.segments.push_back({.first_op = op});
+  }
+  predict(plan, PlanSimulation(profile));
+  return plan;
+}
+
 std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& options) {
   auto plain = keep_everything(profile);
   plain.budget = options.budget;

@@ -25,6 +25,10 @@ std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& opt
 Plan keep_everything(const StepProfile& profile);
 Plan least_memory(const StepProfile& profile, const PlanOptions& options = {});
 
+/// Every segment between checkpoints recomputed, but for what follows the last: what
+/// `recompute_configs.checkpoints` does when it names them all.
+Plan recompute_between_checkpoints(const StepProfile& profile);
+
 /// Where the forward may be cut: places where the user's program holds least, about `stages` of
 /// them at equal shares of what is saved, and those that spare a costly op its replay.
 std::vector<int> find_cuts(const StepProfile& profile, int stages);

@@ -307,6 +307,29 @@ TEST(Planner, NetThatWorksInPlaceIsPlannedAsTightlyAsByItsCheckpoints) {
   EXPECT_FALSE(planned.has_diverged());
 }
 
+template <typename Net>
+void expect_no_slower_than_checkpoints(Net& net) {
+  const auto profile = net.profile();
+  const auto named = recompute_between_checkpoints(profile);
+  ASSERT_EQ(named.segments.size(), net.checkpoints().size() + 1);
+  const auto plan = make_plan(profile, {.budget = named.predicted_peak});
+  ASSERT_TRUE(plan);
+  EXPECT_LE(plan->predicted_seconds, named.predicted_seconds);
+  PlannedPolicy policy(std::make_shared<const Plan>(*plan));
+  EXPECT_LE(static_cast<double>(net.peak_of(policy)),
+            1.01 * static_cast<double>(named.predicted_peak));
+  EXPECT_FALSE(policy.has_diverged());
+}
+
+TEST(Planner, IsNeverSlowerThanTheNetsOwnCheckpointsInTheirMemory) {
+  {
+    SmallBert bert(/*layers=*/12, /*samples=*/2);
+    expect_no_slower_than_checkpoints(bert);
+  }
+  SmallResnet resnet(/*samples=*/4, /*side=*/64);
+  expect_no_slower_than_checkpoints(resnet);
+}
+
 // What leaves for a file, leaves as the plan said, from the tightest plan to a roomy one.
 template <typename Net>
 void expect_peaks_as_predicted(Net& net, const StepProfile& profile, const Offload& offload) {
