@@ -18,6 +18,7 @@ constexpr int64_t kSmallest = 32 << 10;  // bytes of values that are worth it
 constexpr int kLongest = 20;             // stages in one segment
 constexpr double kCostly = 0.001;        // share of all replays that is worth a cut of its own
 constexpr int64_t kWide = 3;             // times what the program holds at the next narrow place
+constexpr size_t kLabels = 100;          // of each stage in a search
 
 using OpSet = std::vector<char>;
 
@@ -174,12 +175,15 @@ class Search {
   int stages() const { return static_cast<int>(cuts_.size()); }
 
   // The quickest plan whose edges say that they take no more than `limit`.
-  std::optional<Plan> within(int64_t limit, size_t max_labels = 100) const {
+  std::optional<Plan> within(int64_t limit) const {
     // A rough path first: what is slower than that need not be followed.
     const auto rough = search_chain(stages(), edges_, limit, /*max_labels=*/8);
     const double bound =
         rough.is_feasible ? rough.seconds : std::numeric_limits<double>::infinity();
-    const auto path = search_chain(stages(), edges_, limit, max_labels, bound);
+    return plan_of(search_chain(stages(), edges_, limit, kLabels, bound));
+  }
+
+  std::optional<Plan> plan_of(const ChainPath& path) const {
     if (!path.is_feasible) return std::nullopt;
     auto plan = empty_plan(profile_);
     for (const int e : path.edges) {
@@ -228,18 +232,27 @@ class Search {
     return best;
   }
 
-  // By the least limit that some path keeps to.
+  // By the least limit that some path keeps to. Where time does not count, few ways to reach a
+  // stage are worth following, so that none has to be left out and the search is short.
   Plan least() const {
-    const auto plain = keep_everything(profile_);
-    int64_t low = 0, high = plain.predicted_peak;
-    std::optional<Plan> least;
+    auto timeless = edges_;
+    for (auto& edge : timeless) edge.seconds = 0;
+    auto least = keep_everything(profile_);
+    const auto consider = [&](const std::optional<Plan>& plan) {
+      if (plan && plan->predicted_peak < least.predicted_peak) least = *plan;
+    };
+    int64_t low = 0, high = least.predicted_peak;
     while (high - low > std::max<int64_t>(high / 500, 1)) {
       const auto middle = low + (high - low) / 2;
-      auto plan = within(middle, /*max_labels=*/400);
-      if (plan && (!least || plan->predicted_peak < least->predicted_peak)) least = plan;
-      (plan ? high : low) = middle;
+      const auto path = search_chain(stages(), timeless, middle);
+      consider(plan_of(path));
+      (path.is_feasible ? high : low) = middle;
     }
-    return least ? *least : plain;
+    // The edges know only themselves: with a little more, a whole plan may take less.
+    for (const int64_t percent : {0, 3, 8, 15, 25, 40}) {
+      consider(within(high + high * percent / 100));
+    }
+    return least;
   }
 
  private:
