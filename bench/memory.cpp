@@ -34,7 +34,7 @@ using memory::TapePolicy;
 using memory::TapeScope;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kRounds = 4;
+constexpr int kRounds = 5;
 
 memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
