@@ -418,10 +418,14 @@ OffloadFile::Speed OffloadFile::measure(int64_t bytes) {
   constexpr int64_t kBlocks = 16;
   const auto before = statistics();
   {
-    std::vector<Ticket> tickets;
+    // All there before the first leaves, so that they come back into pages that are there too: in
+    // training the cache has them.
+    std::vector<torch::Tensor> blocks;
     for (int64_t i = 0; i < kBlocks; ++i) {
-      tickets.push_back(write(torch::full(bytes / kBlocks, i, torch::kByte)));
+      blocks.push_back(torch::full(bytes / kBlocks, i, torch::kByte));
     }
+    std::vector<Ticket> tickets;
+    for (auto& block : blocks) tickets.push_back(write(std::move(block)));
     drain();
     for (const auto& ticket : tickets) prefetch(ticket);
     for (const auto& ticket : tickets) read(ticket);
