@@ -8,6 +8,7 @@
 #include <torch/nn/pimpl.h>
 
 #include "fleet/train/distributed_strategy.h"
+#include "fleet/train/loss.h"
 
 namespace fleet::applications {
 
@@ -29,10 +30,11 @@ class Application : public torch::nn::ModuleHolder<Impl> {
 
   const Options& options() const { return this->ptr()->options(); }
 
-  /// The mean loss over a batch. Over parts of a batch, weighted by their samples, losses and
-  /// gradients add up to those of the whole.
+  /// The loss over a batch, as `minimize` takes it: micro-batches and ranks add up to the whole,
+  /// whatever each has to be averaged over. Also a tensor, the mean: `torch::Tensor loss =
+  /// model.loss(batch)`.
   template <typename Batch>
-  torch::Tensor loss(const Batch& batch) const {
+  auto loss(const Batch& batch) const {
     return this->ptr()->loss(batch);
   }
 

@@ -150,30 +150,29 @@ BertScores BertImpl::forward(const BertBatch& batch) {
   };
 }
 
-BertMetrics BertImpl::losses(const BertBatch& batch, const BertScores& scores) const {
-  const double masked = batch.masked_per_sample > 0
-                            ? batch.masked_per_sample * static_cast<double>(batch.size())
-                            : static_cast<double>(batch.masked_labels.size(0));
-  BertMetrics result;
-  result.masked_lm_loss =
-      torch::cross_entropy_loss(scores.masked_tokens, batch.masked_labels, {}, at::Reduction::Sum) /
-      (masked > 0 ? masked : 1);
+LossTerms BertImpl::losses(const BertBatch& batch, const BertScores& scores) {
+  const auto weights = batch.loss_weights();
+  const auto sum = [](const Tensor& of, const Tensor& labels) {
+    return torch::cross_entropy_loss(of, labels, {}, at::Reduction::Sum);
+  };
+  LossTerms result{.terms = {{sum(scores.masked_tokens, batch.masked_labels), weights[0]}}};
   if (batch.next_sentence_labels.defined()) {
-    result.next_sentence_loss =
-        torch::cross_entropy_loss(scores.next_sentence, batch.next_sentence_labels);
-    result.loss = result.masked_lm_loss + result.next_sentence_loss;
-  } else {
-    result.next_sentence_loss = torch::zeros({}, result.masked_lm_loss.options());
-    result.loss = result.masked_lm_loss;
+    result.terms.push_back({sum(scores.next_sentence, batch.next_sentence_labels), weights[1]});
   }
   return result;
 }
 
-Tensor BertImpl::loss(const BertBatch& batch) { return losses(batch, forward(batch)).loss; }
+LossTerms BertImpl::loss(const BertBatch& batch) { return losses(batch, forward(batch)); }
 
 BertMetrics BertImpl::metrics(const BertBatch& batch) {
   const auto scores = forward(batch);
-  auto result = losses(batch, scores);
+  const auto terms = losses(batch, scores);
+  BertMetrics result;
+  result.loss = terms.mean();
+  result.masked_lm_loss = terms.terms[0].mean();
+  result.next_sentence_loss = terms.terms.size() > 1
+                                  ? terms.terms[1].mean()
+                                  : torch::zeros({}, result.masked_lm_loss.options());
   result.masked_lm_accuracy = share(scores.masked_tokens, batch.masked_labels);
   result.next_sentence_accuracy = batch.next_sentence_labels.defined()
                                       ? share(scores.next_sentence, batch.next_sentence_labels)

@@ -65,7 +65,8 @@ class BertImpl : public torch::nn::Module {
   BertScores forward(const BertBatch& batch);
   /// The last layer's output, N x S x hidden.
   torch::Tensor encode(const BertBatch& batch);
-  torch::Tensor loss(const BertBatch& batch);
+  /// Of the masked tokens, and with labels for the next sentence of the pairs.
+  LossTerms loss(const BertBatch& batch);
   BertMetrics metrics(const BertBatch& batch);
 
   const BertOptions& options() const { return options_; }
@@ -74,7 +75,7 @@ class BertImpl : public torch::nn::Module {
 
  private:
   torch::Tensor embed(const BertBatch& batch);
-  BertMetrics losses(const BertBatch& batch, const BertScores& scores) const;
+  static LossTerms losses(const BertBatch& batch, const BertScores& scores);
 
   BertOptions options_;
   ops::Embedding words_{nullptr}, positions_{nullptr}, types_{nullptr};

@@ -216,23 +216,24 @@ Tensor labels_of(const TransformerBatch& batch) {
 
 // One number per batch; a tensor, since counting real tokens must not wait for a device.
 Tensor mean_over_tokens(const Tensor& sum, const TransformerBatch& batch) {
-  if (batch.tokens_per_sample > 0) {
-    return sum / (batch.tokens_per_sample * static_cast<double>(batch.size()));
-  }
   if (batch.target_mask.defined()) return sum / batch.target_mask.ne(0).sum().clamp_min(1);
   return sum / static_cast<double>(std::max<int64_t>(1, batch.size() * (batch.target.size(1) - 1)));
 }
 
+Tensor loss_sum(const Tensor& scores, const TransformerBatch& batch, double label_smoothing) {
+  return torch::cross_entropy_loss(scores.flatten(0, 1), labels_of(batch), {}, at::Reduction::Sum,
+                                   -100, label_smoothing);
+}
+
 Tensor token_loss(const Tensor& scores, const TransformerBatch& batch, double label_smoothing) {
-  return mean_over_tokens(torch::cross_entropy_loss(scores.flatten(0, 1), labels_of(batch), {},
-                                                    at::Reduction::Sum, -100, label_smoothing),
-                          batch);
+  return mean_over_tokens(loss_sum(scores, batch, label_smoothing), batch);
 }
 
 }  // namespace
 
-Tensor TransformerImpl::loss(const TransformerBatch& batch) {
-  return token_loss(forward(batch), batch, options_.label_smoothing);
+WeightedLoss TransformerImpl::loss(const TransformerBatch& batch) {
+  return {.sum = loss_sum(forward(batch), batch, options_.label_smoothing),
+          .weight = static_cast<double>(batch.target_tokens())};
 }
 
 TransformerMetrics TransformerImpl::metrics(const TransformerBatch& batch) {

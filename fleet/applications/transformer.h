@@ -66,7 +66,8 @@ class TransformerImpl : public torch::nn::Module {
   /// stands before it.
   torch::Tensor decode(const torch::Tensor& target, const torch::Tensor& memory,
                        const ops::AttentionMask& memory_mask);
-  torch::Tensor loss(const TransformerBatch& batch);
+  /// Over the target's tokens.
+  WeightedLoss loss(const TransformerBatch& batch);
   TransformerMetrics metrics(const TransformerBatch& batch);
 
   const TransformerOptions& options() const { return options_; }

@@ -18,20 +18,17 @@ TransformerBatch TransformerBatch::slice(int64_t begin, int64_t end) const {
   const auto rows = [&](const torch::Tensor& x) {
     return x.defined() ? x.narrow(0, begin, end - begin) : x;
   };
-  TransformerBatch part{rows(source), rows(source_mask), rows(target), rows(target_mask),
-                        tokens_per_sample};
-  if (part.tokens_per_sample == 0 && size() > 0) {
-    const bool can_count = target_mask.defined() && !target_mask.is_meta();
-    const auto tokens =
-        can_count ? target_mask.ne(0).sum().item<int64_t>() : size() * (target.size(1) - 1);
-    part.tokens_per_sample = static_cast<double>(tokens) / static_cast<double>(size());
-  }
-  return part;
+  return {rows(source), rows(source_mask), rows(target), rows(target_mask)};
+}
+
+int64_t TransformerBatch::target_tokens() const {
+  const bool can_count = target_mask.defined() && !target_mask.is_meta();
+  return can_count ? target_mask.ne(0).sum().item<int64_t>() : size() * (target.size(1) - 1);
 }
 
 TransformerBatch TransformerBatch::to(torch::Device device) const {
   const auto moved = [&](const torch::Tensor& x) { return x.defined() ? x.to(device) : x; };
-  return {moved(source), moved(source_mask), moved(target), moved(target_mask), tokens_per_sample};
+  return {moved(source), moved(source_mask), moved(target), moved(target_mask)};
 }
 
 }  // namespace fleet

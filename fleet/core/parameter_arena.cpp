@@ -27,6 +27,15 @@ torch::Tensor view_of(const torch::Tensor& flat, int64_t offset, const torch::Te
   return flat.as_strided(like.sizes(), strides, flat.storage_offset() + offset);
 }
 
+// Likewise, but no view to autograd: torch's zero_grad() detaches gradients in place, which views
+// refuse.
+torch::Tensor gradient_view_of(const torch::Tensor& flat, int64_t offset,
+                               const torch::Tensor& like) {
+  const auto view = view_of(flat, offset, like);
+  return torch::empty({0}, flat.options())
+      .set_(flat.storage(), view.storage_offset(), view.sizes(), view.strides());
+}
+
 // Zeros in huge pages where the system gives them on request: passes over several buffers at once
 // miss the TLB less, worth some 3 % of an update.
 torch::Tensor zeroed(int64_t numel, const torch::TensorOptions& options) {
@@ -62,8 +71,10 @@ ParameterArena::ParameterArena(const ModelHandle& model, const ArenaOptions& opt
   }
   adopt();
   landed_.assign(spans_.size(), false);
+  versions_.assign(spans_.size(), 0);
   for (size_t i = 0; i < spans_.size(); ++i) {
-    hooks_.emplace_back(spans_[i].parameter, [this, i] { land(i); });
+    hooks_.emplace_back(
+        spans_[i].parameter, [this, i] { arrive(i); }, [this, i] { land(i); });
   }
 }
 
@@ -158,7 +169,7 @@ void ParameterArena::cut_gradients(const std::vector<torch::Tensor>& buffers) {
     groups_[g].gradients = buffers[g].narrow(0, buffers[g].numel() - length, length);
   }
   for (auto& span : spans_) {
-    span.gradient = view_of(groups_[span.group].gradients, span.offset, span.parameter);
+    span.gradient = gradient_view_of(groups_[span.group].gradients, span.offset, span.parameter);
     span.parameter.mutable_grad() = torch::Tensor();
   }
 }
@@ -243,6 +254,19 @@ void ParameterArena::values_written() {
   }
 }
 
+void ParameterArena::take_written() const {
+  for (size_t i = 0; i < spans_.size(); ++i) take_written(i);
+}
+
+void ParameterArena::take_written(size_t index) const {
+  const auto& span = spans_[index];
+  if (!span.working.defined()) return;
+  const torch::NoGradGuard no_grad;
+  const auto written = span.value.to(span.working.scalar_type()).ne(span.working);
+  if (!written.any().item<bool>()) return;
+  span.value.copy_(torch::where(written, span.working.to(torch::kFloat), span.value));
+}
+
 torch::Tensor ParameterArena::head_and_gradients(int64_t elements) const {
   return last_gradients_.narrow(0, 0, head_length_ + elements);
 }
@@ -262,27 +286,86 @@ void ParameterArena::begin_window() {
                   "move, convert and load the model first, then make the optimizer; later copy "
                   "into parameters with copy_()");
     }
-    span.parameter.mutable_grad() = torch::Tensor();
   }
-  landed_.assign(spans_.size(), false);
+  forget_window();
+  is_open_ = true;
+}
+
+void ParameterArena::forget_window() noexcept {
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    spans_[i].parameter.mutable_grad() = torch::Tensor();
+    landed_[i] = false;
+  }
+  kept_apart_.clear();
+  is_open_ = false;
+  is_hidden_ = false;
+  arrivals_ = Arrivals::kCollect;
+}
+
+void ParameterArena::set_arrivals(Arrivals arrivals) {
+  const std::lock_guard lock(mutex_);
+  arrivals_ = arrivals;
+  const bool hide = arrivals == Arrivals::kRefuse;
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    auto& gradient = spans_[i].parameter.mutable_grad();
+    if (!landed_[i] || hide) {
+      gradient = torch::Tensor();  // there may be one of somebody else's backward
+    } else if (is_hidden_) {
+      gradient = spans_[i].gradient;
+    }
+  }
+  is_hidden_ = hide;
+}
+
+std::optional<size_t> ParameterArena::first_kept_apart() const {
+  return kept_apart_.empty() ? std::nullopt : std::optional(*kept_apart_.begin());
+}
+
+bool ParameterArena::take_cleared() {
+  const std::lock_guard lock(mutex_);
+  const torch::NoGradGuard no_grad;
+  if (is_hidden_) return true;
+  bool had = false, has = false;
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    if (!landed_[i]) continue;
+    had = true;
+    const auto& gradient = spans_[i].parameter.grad();
+    const bool is_written = static_cast<int64_t>(spans_[i].gradient._version()) != versions_[i];
+    if (!gradient.defined() || (is_written && !spans_[i].gradient.any().item<bool>())) {
+      landed_[i] = false;
+      spans_[i].parameter.mutable_grad() = torch::Tensor();
+    } else {
+      has = true;
+    }
+  }
+  return has || !had;
+}
+
+// Autograd adds to the tensor that it finds in `grad()`: it must not find the window's.
+void ParameterArena::arrive(size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (!is_open_ || arrivals_ == Arrivals::kCollect) return;
+  spans_[index].parameter.mutable_grad() = torch::Tensor();
 }
 
 void ParameterArena::land(size_t index) {
   const std::lock_guard lock(mutex_);
+  if (!is_open_) return;  // between two windows the model is as torch has it
   auto& span = spans_[index];
   auto& gradient = span.parameter.mutable_grad();
+  if (arrivals_ != Arrivals::kCollect) {
+    gradient = landed_[index] && !is_hidden_ ? span.gradient : torch::Tensor();
+    kept_apart_.insert(index);
+    if (arrivals_ == Arrivals::kKeepApart) return;
+    throw Error("arena",
+                format("a backward inside the loss closure reached parameter '{}', and its "
+                       "gradient would be no part of the update",
+                       span.name),
+                "add that loss to the one that the closure returns, or take gradients with "
+                "torch::autograd::grad");
+  }
   if (!gradient.defined()) return;
-  if (span.working.defined()) {
-    const torch::NoGradGuard no_grad;
-    if (landed_[index]) {
-      span.gradient.add_(gradient);
-    } else if (gradient.layout() == torch::kStrided) {
-      span.gradient.copy_(gradient);
-    } else {
-      span.gradient.zero_().add_(gradient.to(torch::kFloat));
-    }
-    gradient = torch::Tensor();
-  } else if (!same_memory(gradient, span.gradient)) {
+  if (!same_memory(gradient, span.gradient)) {
     const torch::NoGradGuard no_grad;
     if (gradient.layout() == torch::kStrided) {
       span.gradient.copy_(gradient);
@@ -291,18 +374,30 @@ void ParameterArena::land(size_t index) {
     }
     gradient = span.gradient;
   }
+  versions_[index] = static_cast<int64_t>(span.gradient._version());
   landed_[index] = true;
   if (listener_) listener_(index);
 }
 
+void ParameterArena::add_gradient(size_t index, const torch::Tensor& gradient) {
+  const std::lock_guard lock(mutex_);
+  const torch::NoGradGuard no_grad;
+  auto& span = spans_[index];
+  if (landed_[index]) {
+    span.gradient.add_(gradient);
+  } else {
+    span.gradient.copy_(gradient);
+    span.parameter.mutable_grad() = span.gradient;
+  }
+  versions_[index] = static_cast<int64_t>(span.gradient._version());
+  landed_[index] = true;
+}
+
 void ParameterArena::end_window() {
   const torch::NoGradGuard no_grad;
+  is_open_ = false;
   for (size_t i = 0; i < spans_.size(); ++i) {
     auto& gradient = spans_[i].parameter.mutable_grad();
-    if (spans_[i].working.defined() && !gradient.defined()) {
-      if (!landed_[i]) spans_[i].gradient.zero_();
-      continue;
-    }
     if (!landed_[i] && !gradient.defined()) {
       spans_[i].gradient.zero_();
       gradient = spans_[i].gradient;

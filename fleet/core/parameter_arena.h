@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,7 +54,16 @@ struct ArenaOptions {
 ///
 /// Gradients land in the arena while backward runs: the first of a window is copied in from the
 /// tensor that autograd made (cheaper than zeroing and adding), later ones are added in place by
-/// autograd itself. Gradients of working copies are added up in float, and leave `grad()` empty.
+/// autograd itself. Gradients of working copies are added up in float too: their `grad()` is a
+/// float tensor.
+///
+/// A window collects every gradient that arrives between `begin_window` and `end_window`, or, with
+/// `set_arrivals`, only those of the caller's own backwards: a backward of another optimizer that
+/// runs through this model then leaves the window as it was. torch's `zero_grad()` inside a window
+/// drops what has landed.
+///
+/// In-place writes to parameters are never lost: where a parameter is a working copy, what was
+/// written to it is taken into its master (`take_written`) before anybody reads that.
 ///
 /// In front of the last group's gradients lies the `head`: a few floats that ranks sum together
 /// with the gradients at no extra cost (weights, losses, and one flag per parameter: did it get a
@@ -88,10 +98,31 @@ class ParameterArena {
   /// After `values` were written from outside: rounds masters into the working copies, and moves
   /// the parameters' versions on, for whoever keeps something about them.
   void values_written();
+  /// The reverse, before `values` are read: masters take the elements of working copies that were
+  /// written in place. One pass over both; nothing to do without working copies.
+  void take_written() const;
+  void take_written(size_t span) const;
 
   /// Forgets all gradients: `grad()` is undefined until the next backward, as after torch's own
-  /// zero_grad.
+  /// zero_grad. Arrivals are collected from here on.
   void begin_window();
+  /// The same, without a window: the model is as torch has it until the next.
+  void forget_window() noexcept;
+
+  /// What happens to a gradient that arrives inside a window.
+  enum class Arrivals {
+    kCollect,    // it belongs to the window
+    kKeepApart,  // it is of somebody else's backward: dropped, and counted
+    kRefuse,     // likewise, inside a loss closure: an Error. `grad()` is hidden meanwhile, so that
+                 // a zero_grad() there, as torch's closures have it, clears nothing
+  };
+  void set_arrivals(Arrivals arrivals);
+  /// Spans that a gradient was kept apart from since `begin_window`.
+  size_t kept_apart() const { return kept_apart_.size(); }
+  std::optional<size_t> first_kept_apart() const;
+  /// Drops what torch's zero_grad() has cleared since it landed; false when nothing is left of a
+  /// window that had something.
+  bool take_cleared();
 
   /// Makes the gradients whole: zeros where none landed, `grad()` a view of the arena everywhere.
   /// Throws when somebody replaced a `grad()` after backward, for then the arena no longer holds
@@ -99,6 +130,8 @@ class ParameterArena {
   void end_window();
 
   bool has_gradient(size_t span) const { return landed_[span]; }
+  /// Adds to what has landed in this window.
+  void add_gradient(size_t span, const torch::Tensor& gradient);
 
   /// `listener(span)` runs inside backward each time a gradient has landed, under a lock: one at a
   /// time.
@@ -118,6 +151,7 @@ class ParameterArena {
   bool has_master(const torch::Tensor& parameter) const;
   void adopt();
   void cut_gradients(const std::vector<torch::Tensor>& buffers);
+  void arrive(size_t span);
   void land(size_t span);
   int64_t head_numel() const;
 
@@ -127,6 +161,11 @@ class ParameterArena {
   std::vector<NamedTensor> frozen_;
   std::vector<compat::GradientHook> hooks_;
   std::vector<bool> landed_;
+  std::vector<int64_t> versions_;  // of the gradients as they landed
+  std::set<size_t> kept_apart_;
+  bool is_open_ = false;    // a window
+  bool is_hidden_ = false;  // what has landed is not in `grad()`
+  Arrivals arrivals_ = Arrivals::kCollect;
   std::function<void(size_t)> listener_;
   std::mutex mutex_;
   torch::Tensor head_;

@@ -148,14 +148,33 @@ void pretend_history(const torch::Tensor& tensor) {
   torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::Edge(std::move(node), 0));
 }
 
+namespace {
+
+struct LambdaPreHook final : torch::autograd::FunctionPreHook {
+  explicit LambdaPreHook(std::function<void()> work) : work(std::move(work)) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    work();
+    return gradients;
+  }
+  std::function<void()> work;
+};
+
+}  // namespace
+
 struct GradientHook::State {
   c10::intrusive_ptr<torch::autograd::Node> node;
+  const torch::autograd::FunctionPreHook* before = nullptr;
   uintptr_t key = 0;
 };
 
-GradientHook::GradientHook(const torch::Tensor& parameter, std::function<void()> landed)
+GradientHook::GradientHook(const torch::Tensor& parameter, std::function<void()> before,
+                           std::function<void()> landed)
     : state_(std::make_unique<State>()) {
   state_->node = torch::autograd::impl::grad_accumulator(parameter);
+  auto pre_hook = std::make_unique<LambdaPreHook>(std::move(before));
+  state_->before = pre_hook.get();
+  state_->node->add_pre_hook(std::move(pre_hook));
   state_->key =
       state_->node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
           [landed = std::move(landed)](const torch::autograd::variable_list& outputs,
@@ -166,7 +185,10 @@ GradientHook::GradientHook(const torch::Tensor& parameter, std::function<void()>
 }
 
 GradientHook::~GradientHook() {
-  if (state_) state_->node->del_post_hook(state_->key);
+  if (!state_) return;
+  std::erase_if(state_->node->pre_hooks(),
+                [&](const auto& hook) { return hook.get() == state_->before; });
+  state_->node->del_post_hook(state_->key);
 }
 
 GradientHook::GradientHook(GradientHook&&) noexcept = default;

@@ -25,13 +25,15 @@ namespace fleet::compat {
 
 using Stack = std::vector<c10::IValue>;
 
-/// Calls `landed` each time autograd has put a gradient into `parameter.grad()`, inside backward,
-/// on the thread that computed it. Ends with the handle. LibTorch offers this only on the node that
-/// accumulates into a leaf, and holds that node weakly: the handle keeps it alive.
+/// Calls `before` each time autograd is about to put a gradient into `parameter.grad()`, and
+/// `landed` when it has done so, inside backward, on the thread that computed it. Ends with the
+/// handle. LibTorch offers this only on the node that accumulates into a leaf, and holds that node
+/// weakly: the handle keeps it alive.
 class GradientHook {
  public:
   GradientHook() = default;
-  GradientHook(const torch::Tensor& parameter, std::function<void()> landed);
+  GradientHook(const torch::Tensor& parameter, std::function<void()> before,
+               std::function<void()> landed);
   ~GradientHook();
   GradientHook(GradientHook&&) noexcept;
   GradientHook& operator=(GradientHook&&) noexcept;

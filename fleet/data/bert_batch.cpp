@@ -7,6 +7,12 @@
 
 namespace fleet {
 
+std::vector<double> BertBatch::loss_weights() const {
+  std::vector<double> weights = {static_cast<double>(masked_labels.size(0))};
+  if (next_sentence_labels.defined()) weights.push_back(static_cast<double>(size()));
+  return weights;
+}
+
 BertBatch BertBatch::slice(int64_t begin, int64_t end) const {
   if (begin < 0 || begin > end || end > size()) {
     throw Error("bert", format("samples [{}, {}) of a batch of {}", begin, end, size()),
@@ -18,13 +24,9 @@ BertBatch BertBatch::slice(int64_t begin, int64_t end) const {
   BertBatch part{.token_ids = rows(token_ids),
                  .token_type_ids = rows(token_type_ids),
                  .attention_mask = rows(attention_mask),
-                 .next_sentence_labels = rows(next_sentence_labels),
-                 .masked_per_sample = masked_per_sample};
-  const int64_t masked = masked_labels.size(0);
-  if (part.masked_per_sample == 0 && size() > 0) {
-    part.masked_per_sample = static_cast<double>(masked) / static_cast<double>(size());
-  }
+                 .next_sentence_labels = rows(next_sentence_labels)};
   if (masked_positions.is_meta()) {
+    const int64_t masked = masked_labels.size(0);
     const int64_t samples = std::max<int64_t>(1, size());
     const int64_t first = masked * begin / samples;
     const int64_t count = masked * end / samples - first;
@@ -43,8 +45,7 @@ BertBatch BertBatch::slice(int64_t begin, int64_t end) const {
 BertBatch BertBatch::to(torch::Device device) const {
   const auto moved = [&](const torch::Tensor& x) { return x.defined() ? x.to(device) : x; };
   return {moved(token_ids),        moved(token_type_ids), moved(attention_mask),
-          moved(masked_positions), moved(masked_labels),  moved(next_sentence_labels),
-          masked_per_sample};
+          moved(masked_positions), moved(masked_labels),  moved(next_sentence_labels)};
 }
 
 }  // namespace fleet

@@ -1,16 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <torch/types.h>
 
 namespace fleet {
 
 /// Sentence pairs with some of their tokens masked, for BERT. N samples of S tokens; int64.
-///
-/// A slice remembers how many masked tokens a sample of the whole batch has, so that the mean
-/// losses of parts, weighted by their samples, add up to the loss of the whole, however the masked
-/// tokens are spread.
 ///
 ///   for (int64_t begin = 0; begin < batch.size(); begin += 8)
 ///     train_on(batch.slice(begin, std::min(begin + 8, batch.size())));
@@ -21,9 +18,11 @@ struct BertBatch {
   torch::Tensor masked_positions;      // M: sample * S + place, in any order
   torch::Tensor masked_labels;         // M: the token that was there
   torch::Tensor next_sentence_labels;  // N: 0 follows, 1 does not; undefined: no such loss
-  double masked_per_sample = 0;        // of the whole batch; 0: this is the whole batch
 
   int64_t size() const { return token_ids.defined() ? token_ids.size(0) : 0; }
+  /// What the terms of BERT's loss are averaged over: masked tokens, and with labels for the next
+  /// sentence samples.
+  std::vector<double> loss_weights() const;
 
   /// Samples [begin, end), with positions counted from the new first one. On the meta device, which
   /// has no positions to look at, each sample counts as having as many as the others.

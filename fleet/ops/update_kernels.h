@@ -82,6 +82,9 @@ struct UpdateKernels {
                      int64_t n, uint16_t* low);
   /// Equal, bit for bit, to what `momentum_and_norm` returned when it wrote x.
   double (*square_sum)(const float* x, int64_t n);
+  /// Where `low` is not w rounded to bf16, somebody has written it: w takes its value. Whether
+  /// there was such a place.
+  bool (*take_written)(float* w, const uint16_t* low, int64_t n);
 };
 
 /// For the best instruction set that this CPU has; FLEET_CPU = generic, avx2 or avx512 picks

@@ -140,6 +140,18 @@ inline void finish_low(const uint16_t* low) {
 
 double square_sum(const float* x, int64_t n) { return square_sum_of(x, n); }
 
+bool take_written(float* w, const uint16_t* low, int64_t n) {
+  uint32_t differ = 0;
+  for (int64_t i = 0; i < n; ++i) differ |= static_cast<uint32_t>(to_bf16(w[i]) ^ low[i]);
+  if (differ == 0) return false;
+  for (int64_t i = 0; i < n; ++i) {
+    if (to_bf16(w[i]) == low[i]) continue;
+    const uint32_t bits = static_cast<uint32_t>(low[i]) << 16;
+    __builtin_memcpy(w + i, &bits, sizeof(bits));
+  }
+  return true;
+}
+
 void sgd(const SgdStep& step, float* w_all, const float* g_all, int64_t n, uint16_t* low) {
   const SgdStep s = step;
   for (int64_t begin = 0; begin < n; begin += kTile) {
@@ -260,8 +272,8 @@ void lamb_apply(const LambStep& step, float rate, float* w_all, const float* m_a
   finish_low(low);
 }
 
-constexpr fleet::ops::UpdateKernels kKernels = {FLEET_KERNELS_NAME, sgd,       momentum,
-                                                momentum_and_norm,  adam,      lamb_moments,
-                                                lamb_apply,         square_sum};
+constexpr fleet::ops::UpdateKernels kKernels = {FLEET_KERNELS_NAME, sgd,        momentum,
+                                                momentum_and_norm,  adam,       lamb_moments,
+                                                lamb_apply,         square_sum, take_written};
 
 }  // namespace

@@ -16,7 +16,9 @@ double square_sum_by_ops(const torch::Tensor& gradient) {
 GradientHealth gradient_health(const ParameterArena& arena, const ArenaBlocks& blocks) {
   const torch::NoGradGuard no_grad;
   const auto& kernels = ops::update_kernels();
-  std::vector<double> sums(blocks.count());
+  GradientHealth health;
+  health.block_sums.resize(blocks.count());
+  auto& sums = health.block_sums;
   for (size_t g = 0; g < arena.groups().size(); ++g) {
     const auto& gradients = arena.groups()[g].gradients;
     const auto stretch = blocks.of_group(g);
@@ -31,7 +33,6 @@ GradientHealth gradient_health(const ParameterArena& arena, const ArenaBlocks& b
       }
     }
   }
-  GradientHealth health;
   double sum = 0;
   for (size_t i = 0; i < sums.size(); ++i) {
     sum += sums[i];

@@ -12,6 +12,7 @@ namespace fleet::optim {
 struct GradientHealth {
   double norm = 0;  // of all used gradients together; not finite when one of them is not
   std::optional<size_t> first_bad = {};  // the first span with a NaN or an infinity
+  std::vector<double> block_sums = {};   // of squares, one per block
 
   bool is_finite() const { return !first_bad; }
 };

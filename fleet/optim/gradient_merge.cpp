@@ -38,16 +38,4 @@ std::vector<GradientMerge::Part> GradientMerge::cut(int64_t samples) const {
   return parts;
 }
 
-void GradientMerge::add(double weight, double loss_sum) {
-  ++parts_;
-  weight_ += weight;
-  loss_sum_ += loss_sum;
-}
-
-void GradientMerge::close() {
-  parts_ = 0;
-  weight_ = 0;
-  loss_sum_ = 0;
-}
-
 }  // namespace fleet::optim

@@ -12,12 +12,13 @@ struct GradientMergeOptions {
   bool drop_last = false;        // at the end of an epoch, forget a window that is not full
 };
 
-/// Counts the parts of one update and what they weigh; gradients themselves add up in the arena, in
-/// float. A window's gradient is the sum over its parts and over all ranks, divided once by what
-/// all of them weigh: k parts give the gradient of one big batch, however unequal they are.
+/// Counts the micro-batches of one update; gradients themselves add up in the arena, in float. A
+/// window's gradient is the sum over its micro-batches and over all ranks, divided once by the
+/// weight of all of them: k micro-batches give the gradient of one big batch, however unequal they
+/// are.
 ///
 ///   GradientMerge merge({.k_steps = 4});
-///   for (const auto& part : merge.cut(batch.size())) { ...; merge.add(weight, loss); }
+///   for (const auto& part : merge.cut(batch.size())) { ...; merge.add(); }
 ///   if (merge.is_full()) { update(); merge.close(); }
 class GradientMerge {
  public:
@@ -34,21 +35,17 @@ class GradientMerge {
   /// Parts that a full window has, when every call brings one.
   int64_t calls_per_update() const { return options_.micro_batch_size > 0 ? 1 : options_.k_steps; }
 
-  void add(double weight, double loss_sum);
+  void add() { ++parts_; }
   bool is_open() const { return parts_ > 0; }
   /// Will the next part fill a window of calls?
   bool next_is_last() const { return parts_ + 1 >= calls_per_update(); }
-  void close();
+  void close() { parts_ = 0; }
 
   int64_t parts() const { return parts_; }
-  double weight() const { return weight_; }
-  double loss_sum() const { return loss_sum_; }
 
  private:
   GradientMergeOptions options_;
   int64_t parts_ = 0;
-  double weight_ = 0;
-  double loss_sum_ = 0;
 };
 
 }  // namespace fleet::optim

@@ -89,9 +89,9 @@ ops::SquareSums Lars::measure(const Run& run) {
   if (!settings_[run.span].use_trust_ratio) return {0, 0};
   const auto square_sum = ops::update_kernels().square_sum;
   const double scale = run.gradient_scale;
-  return {.value =
-              kept_[run.span].is_valid ? value_sums_[run.block] : square_sum(run.value, run.length),
-          .update = square_sum(run.gradient, run.length) * scale * scale};
+  const bool is_kept = kept_[run.span].is_valid && !run.is_rewritten;
+  return {.value = is_kept ? value_sums_[run.block] : square_sum(run.value, run.length),
+          .update = gradient_square_sum(run) * scale * scale};
 }
 
 double Lars::trust(size_t span, double value_norm, double gradient_norm) {

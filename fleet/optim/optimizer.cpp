@@ -63,6 +63,9 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   const auto all = used.empty() ? std::vector<bool>(arena_->spans().size(), true) : used;
   has_same_blocks_ = !blocks_->choose(all);
   const double gradient_scale = input.gradient_scale * clipping(input);
+  gradient_sums_ = input.block_sums;
+  FLEET_ASSERT(gradient_sums_.empty() || gradient_sums_.size() == blocks_->count(),
+               "one sum per block of the spans that are used");
   ++steps_;
   for (auto& trust : trust_) trust.is_fresh = false;
   prepare();
@@ -73,7 +76,12 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
       step_by_ops(g, all, gradient_scale);
     }
   }
+  // A graph that was recorded before this step must not be driven backward over its results.
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i]) arena_->spans()[i].parameter.unsafeGetTensorImpl()->bump_version();
+  }
   finish();
+  gradient_sums_ = {};
 }
 
 Optimizer::Run Optimizer::run_of(size_t index, double gradient_scale) const {
@@ -96,26 +104,36 @@ Optimizer::Run Optimizer::run_of(size_t index, double gradient_scale) const {
   return run;
 }
 
+// With what was written to the working copy since the last step: the run is in the cache then.
+Optimizer::Run Optimizer::fresh_run_of(size_t index, double gradient_scale) const {
+  auto run = run_of(index, gradient_scale);
+  if (run.low)
+    run.is_rewritten = ops::update_kernels().take_written(run.value, run.low, run.length);
+  return run;
+}
+
 void Optimizer::step_fused(size_t group, double gradient_scale) {
   const auto stretch = blocks_->of_group(group);
   const auto run = [&](size_t block) { return run_of(block, gradient_scale); };
+  const auto fresh = [&](size_t block) { return fresh_run_of(block, gradient_scale); };
   if (!has_trust_ratio()) {
-    blocks_->for_each(stretch, [&](size_t block) { apply(run(block)); });
+    blocks_->for_each(stretch, [&](size_t block) { apply(fresh(block)); });
     return;
   }
   sums_.resize(blocks_->count());
-  blocks_->for_each(stretch, {.measure = [&](size_t block) { sums_[block] = measure(run(block)); },
-                              .settle =
-                                  [&](size_t first, size_t last) {
-                                    ops::SquareSums sums = {0, 0};
-                                    for (size_t i = first; i < last; ++i) {
-                                      sums.value += sums_[i].value;
-                                      sums.update += sums_[i].update;
-                                    }
-                                    settle_trust((*blocks_)[first].span, std::sqrt(sums.value),
-                                                 std::sqrt(sums.update));
-                                  },
-                              .apply = [&](size_t block) { apply(run(block)); }});
+  blocks_->for_each(stretch,
+                    {.measure = [&](size_t block) { sums_[block] = measure(fresh(block)); },
+                     .settle =
+                         [&](size_t first, size_t last) {
+                           ops::SquareSums sums = {0, 0};
+                           for (size_t i = first; i < last; ++i) {
+                             sums.value += sums_[i].value;
+                             sums.update += sums_[i].update;
+                           }
+                           settle_trust((*blocks_)[first].span, std::sqrt(sums.value),
+                                        std::sqrt(sums.update));
+                         },
+                     .apply = [&](size_t block) { apply(run(block)); }});
 }
 
 void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale) {
@@ -126,6 +144,7 @@ void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double 
     const auto cut = [&](const torch::Tensor& flat) {
       return flat.narrow(0, span.offset, span.numel);
     };
+    arena_->take_written(i);
     const auto value = cut(arena_group.values);
     const auto dtype = value.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
     Whole whole;
@@ -137,6 +156,11 @@ void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double 
     if (whole.value.scalar_type() != value.scalar_type()) value.copy_(whole.value);
     if (span.working.defined()) span.working.copy_(span.value);
   }
+}
+
+double Optimizer::gradient_square_sum(const Run& run) const {
+  if (gradient_sums_.empty()) return ops::update_kernels().square_sum(run.gradient, run.length);
+  return gradient_sums_[run.block];
 }
 
 ops::SquareSums Optimizer::measure(const Run&) { return {0, 0}; }

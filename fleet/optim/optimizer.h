@@ -3,6 +3,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,7 @@ struct TrustRatio {
 struct StepInput {
   double gradient_scale = 1;                 // times every gradient, as it is read
   std::optional<double> gradient_norm = {};  // of the gradients as they lie there, if known
+  std::span<const double> block_sums = {};   // their squares summed up by ArenaBlocks, if known
 };
 
 /// Updates an arena's parameters from its gradients, in one or two fused passes over memory. An
@@ -94,6 +96,7 @@ class Optimizer {
     int64_t length = 0;
     uint16_t* low = nullptr;
     float gradient_scale = 1;
+    bool is_rewritten = false;  // somebody else has written to it since the last step
   };
   /// One whole parameter, for the engine's ops.
   struct Whole {
@@ -106,6 +109,8 @@ class Optimizer {
   Optimizer(ModelHandle model, Common common);
 
   double ratio(size_t span) const { return trust_[span].ratio; }
+  /// Of the gradient as it lies there; read again only where nobody has summed it up before.
+  double gradient_square_sum(const Run& run) const;
   ParameterArena& arena() const { return *arena_; }
   size_t block_count() const { return blocks_->count(); }
   /// Whether blocks are numbered as in the step before.
@@ -147,6 +152,7 @@ class Optimizer {
   void step_fused(size_t group, double gradient_scale);
   void step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale);
   Run run_of(size_t block, double gradient_scale) const;
+  Run fresh_run_of(size_t block, double gradient_scale) const;
 
   double max_grad_norm_ = 0;
   std::vector<ParameterGroup> groups_;
@@ -154,7 +160,8 @@ class Optimizer {
   std::vector<NamedState> state_;
   std::unique_ptr<ArenaBlocks> blocks_;
   bool has_same_blocks_ = false;
-  std::vector<ops::SquareSums> sums_;  // one per block
+  std::vector<ops::SquareSums> sums_;      // one per block
+  std::span<const double> gradient_sums_;  // likewise, during a step
   std::vector<Trust> trust_;
 };
 

@@ -86,6 +86,7 @@ LocalSgd::~LocalSgd() {
 void LocalSgd::before_step() {
   const torch::NoGradGuard no_grad;
   if (window_.steps > 0 || pending_) return;
+  arena_.take_written();
   for (size_t g = 0; g < anchor_.size(); ++g) anchor_[g].copy_(arena_.groups()[g].values);
 }
 
@@ -155,6 +156,7 @@ SyncReport LocalSgd::exchange(Place place) {
 void LocalSgd::send(Place place) {
   check_joined(*comm_);
   const torch::NoGradGuard no_grad;
+  arena_.take_written();
   for (size_t g = 0; g < change_.size(); ++g) {
     const auto& values = arena_.groups()[g].values;
     if (window_.weight > 0) {

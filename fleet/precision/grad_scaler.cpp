@@ -245,10 +245,20 @@ void GradScaler::end_window(bool overflow, const std::string& culprit) {
     if (++state_.good_in_a_row >= options_.incr_every_n_steps) grow();
     return;
   }
-  ++state_.skipped_total;
-  ++state_.skipped_in_a_row;
   state_.good_in_a_row = 0;
   if (++state_.bad_in_a_row >= options_.decr_every_n_nan_or_inf) shrink();
+  count_skip(culprit);
+}
+
+void GradScaler::skip(const Parameters& parameters) {
+  window_ = {};
+  state_.good_in_a_row = 0;
+  count_skip(parameters ? culprit_among(parameters()) : "");
+}
+
+void GradScaler::count_skip(const std::string& culprit) {
+  ++state_.skipped_total;
+  ++state_.skipped_in_a_row;
   if (state_.skipped_in_a_row < options_.max_skips_in_a_row) return;
   const auto first =
       culprit.empty() ? "" : format("; the first is the gradient of parameter '{}'", culprit);

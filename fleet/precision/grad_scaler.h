@@ -87,6 +87,10 @@ class GradScaler {
   using Parameters = std::function<std::vector<NamedTensor>()>;
   void update(bool overflow, const Parameters& parameters = {});
 
+  /// The loss itself was not finite, which no loss scale causes: counts as a skipped update, and
+  /// leaves the scale as it is.
+  void skip(const Parameters& parameters = {});
+
   double scale() const { return state_.scale; }
   double inverse_scale() const { return 1.0 / scale(); }
   int64_t good_in_a_row() const { return state_.good_in_a_row; }
@@ -109,6 +113,7 @@ class GradScaler {
 
   std::string culprit_among(const std::vector<NamedTensor>& parameters) const;
   void end_window(bool overflow, const std::string& culprit);
+  void count_skip(const std::string& culprit);
   void grow();
   void shrink();
 

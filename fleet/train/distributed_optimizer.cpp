@@ -17,6 +17,7 @@
 #include "fleet/train/hand_over.h"
 #include "fleet/train/layer_wise_optimizer.h"
 #include "fleet/train/local_sgd_options.h"
+#include "fleet/train/loss_normalizer.h"
 #include "fleet/train/memory_strategy.h"
 #include "fleet/train/mixed_precision.h"
 #include "fleet/train/straggler_watch.h"
@@ -26,33 +27,6 @@ namespace fleet {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-void check_loss(const torch::Tensor& loss, double weight) {
-  if (!loss.defined() || loss.numel() != 1) {
-    throw Error(
-        "minimize",
-        loss.defined()
-            ? format("the loss has {} elements, and only one number can be minimized", loss.numel())
-            : std::string("the closure returned an undefined tensor"),
-        "return a mean (torch::mean), or WeightedLoss{.sum, .weight}");
-  }
-  if (!loss.requires_grad()) {
-    throw Error("minimize", "the loss does not depend on any trainable parameter",
-                "do not compute it under NoGradGuard, from detached tensors, or by .item()");
-  }
-  if (!(std::isfinite(weight) && weight >= 0)) {
-    throw Error("minimize", format("the loss weighs {}", weight), "give a weight of at least 0");
-  }
-}
-
-void check_gradients(const optim::GradientHealth& health, const ParameterArena& arena) {
-  if (health.is_finite()) return;
-  throw Error("minimize",
-              format("the gradient of '{}' is not finite, though the loss is; nothing was updated",
-                     arena.spans()[*health.first_bad].name),
-              "lower the learning rate, warm it up, or look for a division by 0 or a root of 0 in "
-              "the model");
-}
 
 std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
   std::vector<std::string> names;
@@ -64,6 +38,23 @@ std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
 }
 
 }  // namespace
+
+/// The scopes that strategies put around a forward.
+struct DistributedOptimizer::ForwardScope::Scopes {
+  Scopes(State& state, int64_t samples);
+  /// Before backward: throws what recompute has against the forward.
+  void end();
+  /// The same where nothing may be thrown; `end` throws it later.
+  void end_quietly() noexcept;
+
+  int64_t samples = 0;
+
+ private:
+  std::optional<SyncBatchNormScope> sync_batch_norm_;
+  std::optional<precision::AutocastScope> autocast_;
+  std::optional<MemoryStrategy::Forward> recorded_;
+  std::exception_ptr error_;
+};
 
 struct DistributedOptimizer::State {
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -80,15 +71,17 @@ struct DistributedOptimizer::State {
   std::unique_ptr<StragglerWatch> stragglers;
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
-  // Losses are divided by this before backward, so that gradients come out as means without another
-  // pass: the ranks' usual weight together, agreed on once. Where a window weighs otherwise, the
-  // optimizer makes up for it as it reads.
-  double usual_weight = 0;
+  std::unique_ptr<LossNormalizer> normalizer;
   int64_t calls = 0;
   int64_t attempts = 0;
   double total_seconds = 0;
   bool is_sending = false;  // what has been sent cannot be taken back
+  bool is_armed = false;    // the gradients of this window are complete, or will be with its last
+                            // backward
   bool is_stopping = false;
+  bool has_said_apart = false;
+  bool is_gathering = false;  // a window was opened for `backward`, and holds nothing yet
+  std::shared_ptr<ForwardScope::Scopes> forward;  // of the user, for the next `backward`
 
   bool is_local() const { return local && local->is_local(); }
   double loss_scale() const { return amp ? amp->scaler().scale() : 1; }
@@ -102,17 +95,6 @@ struct DistributedOptimizer::State {
     const auto& configs = strategy.gradient_merge_configs;
     return memory && strategy.gradient_merge && configs.k_steps == 1 &&
            configs.micro_batch_size == 0 && !(strategy.sync_batch_norm && comm->size() > 1);
-  }
-
-  void agree_on_usual_weight(double own) {
-    if (is_local()) {  // nobody else divides by it
-      usual_weight = own > 0 ? own : 1;
-      return;
-    }
-    const auto agreed = torch::full({1}, own, torch::kDouble);
-    comm->all_reduce(agreed, comm::ReduceOp::kMax, "the usual weight of an update");
-    usual_weight = agreed.item<double>() * comm->size();
-    if (usual_weight == 0) usual_weight = 1;
   }
 
   // Batch norm over all ranks meets once per forward: with other numbers of parts ranks would wait
@@ -133,11 +115,89 @@ struct DistributedOptimizer::State {
     }
   }
 
-  // From here on gradients are final. `parts`: what the user asked for; without avg the update is
-  // as many times larger.
-  void listen(int64_t parts) {
+  void begin_window() {
+    arena->begin_window();
+    if (amp) amp->open_window();
+  }
+
+  // The gradients of the window are complete, or will be with the backward that follows. `parts`:
+  // what the user asked for; without avg the update is as many times larger.
+  void arm(int64_t parts) {
+    normalizer->complete();
+    is_armed = true;
     is_sending = comm->size() > 1 && !is_local();
-    parallel->listen(merge.weight(), merge.loss_sum(), static_cast<double>(parts));
+    parallel->listen(normalizer->weight(), normalizer->loss_sum(), static_cast<double>(parts));
+  }
+
+  // For the user's own forward and backward.
+  void gather() {
+    if (merge.is_open() || is_gathering) return;
+    micro_batch->open_window();
+    normalizer->open({}, is_local());
+    begin_window();
+    arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
+    is_gathering = true;
+  }
+
+  // What a strategy does to a forward, for an error; empty: nothing.
+  std::string works_on_forward() const {
+    std::string names;
+    const auto add = [&](bool is_on, const char* name) {
+      if (is_on) names += format("{}{}", names.empty() ? "" : ", ", name);
+    };
+    add(amp != nullptr, "amp");
+    add(memory != nullptr, "recompute");
+    add(norm_comm != nullptr, "sync_batch_norm");
+    return names;
+  }
+
+  void sit_out() {
+    normalizer->sit_out();
+    arena->begin_window();
+    parallel->sit_out();
+  }
+
+  // torch's zero_grad() on the model drops the window, as long as nothing has been sent.
+  void take_cleared() {
+    if (!merge.is_open() || is_armed || arena->take_cleared()) return;
+    merge.close();
+    arena->forget_window();
+  }
+
+  void check_not_armed() const {
+    if (!is_armed) return;
+    throw Error("gradient_merge",
+                format("{} micro-batches are in this window, the last of them among them, and its "
+                       "gradients may have been sent",
+                       merge.parts()),
+                "call step() after the k_steps-th backward; to merge more, raise "
+                "gradient_merge_configs.k_steps");
+  }
+
+  void check_gradients(const optim::GradientHealth& health) const {
+    if (health.is_finite()) return;
+    const auto what =
+        format("the gradient of '{}' is not finite, though the loss is; nothing was updated",
+               arena->spans()[*health.first_bad].name);
+    if (strategy.fp16_allreduce && comm->size() > 1 && !is_local()) {
+      throw Error("minimize", what,
+                  "gradients may have left the range of half (65504) on their way: switch "
+                  "fp16_allreduce off; else lower the learning rate, or look for a division by 0");
+    }
+    throw Error(
+        "minimize", what,
+        "lower the learning rate, warm it up, or look for a division by 0 or a root of 0 in "
+        "the model");
+  }
+
+  void say_kept_apart() {
+    const auto first = arena->first_kept_apart();
+    if (!first || std::exchange(has_said_apart, true)) return;
+    log::info("minimize",
+              format("a backward outside of this optimizer's own calls reached {} of its {} "
+                     "parameters (the first is '{}') while an update was being gathered; such "
+                     "gradients are kept out of its updates",
+                     arena->kept_apart(), arena->spans().size(), arena->spans()[*first].name));
   }
 
   void open_local_window() {
@@ -177,6 +237,11 @@ struct DistributedOptimizer::State {
   // The graph of a backward that failed, and what it holds.
   void drop_failed_call() noexcept {
     merge.close();
+    normalizer->drop();
+    arena->forget_window();
+    is_armed = false;
+    is_gathering = false;
+    forward.reset();
     try {
       compat::flush_failed_backward();
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory for that either
@@ -261,6 +326,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
           .last_comm_group_size_MB = s.strategy.last_comm_group_size_MB,
           .fp16_allreduce = s.strategy.fp16_allreduce,
           .find_unused_parameters = s.strategy.find_unused_parameters});
+  s.normalizer = std::make_unique<LossNormalizer>(*s.arena, s.comm);
   // Gradients move to memory that the ranks share.
   if (s.memory) s.memory->charge(counted - s.memory->counted());
   s.parallel->broadcast(model);
@@ -280,21 +346,26 @@ DistributedOptimizer::~DistributedOptimizer() = default;
 DistributedOptimizer::DistributedOptimizer(DistributedOptimizer&&) noexcept = default;
 
 UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
+  auto& s = *state_;
+  s.check_not_armed();
+  s.take_cleared();
   return report_of_call([&](UpdateReport& report) {
-    const auto& merge = state_->merge;
-    const bool is_last = merge.next_is_last();
-    const Part part{.weight = 1, .is_last = is_last, .of = merge.calls_per_update(), .loss = loss};
-    if (!merge.is_open()) state_->micro_batch->open_window();
+    const Part part{.is_last = s.merge.next_is_last(), .of = s.merge.calls_per_update()};
+    if (!s.merge.is_open()) {
+      s.micro_batch->open_window();
+      s.normalizer->open({}, s.is_local());
+    }
     bool done = false;
-    while (!done) done = run_one(part, report);
-    if (is_last) update(report);
+    while (!done) done = run_one(part, loss, report);
+    if (part.is_last) update(report);
   });
 }
 
-UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_slice,
+UpdateReport DistributedOptimizer::minimize_samples(const BatchShape& shape,
                                                     const SliceLoss& loss) {
   auto& s = *state_;
-  if (samples == 0 && s.strategy.sync_batch_norm) {
+  s.take_cleared();
+  if (shape.samples == 0 && s.strategy.sync_batch_norm) {
     throw Error("minimize",
                 "this rank has an empty batch, and sync_batch_norm needs samples on every rank",
                 "drop the last short batch");
@@ -306,75 +377,70 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_sl
                        s.merge.parts(), s.merge.calls_per_update()),
                 "call end_epoch() first, or use one of the two");
   }
-  const auto cuts = s.micro_batch->cut(s.merge, samples);
-  if (cuts.size() > 1 && !can_slice) {
+  const auto cuts = s.micro_batch->cut(s.merge, shape.samples);
+  if (cuts.size() > 1 && !shape.can_slice) {
     throw Error("gradient_merge",
                 format("this batch of {} samples is to be cut into {} parts, and its type has no "
                        "slice(begin, end)",
-                       samples, cuts.size()),
+                       shape.samples, cuts.size()),
                 "give it slice(), or call minimize(closure) once per part");
   }
   return report_of_call([&](UpdateReport& report) {
     s.agree_on_parts(static_cast<int64_t>(cuts.size()));
     s.micro_batch->open_window();
+    s.normalizer->open(shape.loss_weights, s.is_local());
     bool done = false;
-    while (!done) done = run_all(samples, loss, can_slice, report);
-    if (cuts.empty()) {
-      if (s.usual_weight == 0) s.agree_on_usual_weight(0);
-      s.arena->begin_window();
-      s.parallel->sit_out();
-    }
+    while (!done) done = run_all(shape, loss, report);
+    if (cuts.empty()) s.sit_out();
     update(report);
   });
 }
 
 // False: memory was short, nothing is left of it, and it may fit by another plan. Only at the start
 // of a window: what earlier calls brought cannot be told apart any more.
-bool DistributedOptimizer::run_one(const Part& part, UpdateReport& report) {
+bool DistributedOptimizer::run_one(const Part& part, const std::function<Loss()>& loss,
+                                   UpdateReport& report) {
   auto& s = *state_;
   const bool is_first = !s.merge.is_open();
-  const double usual_weight = s.usual_weight;
   try {
-    run(part, report);
+    run(part, loss, report);
   } catch (const c10::OutOfMemoryError& error) {
     const bool again = is_first && s.memory && s.may_start_again(error) && s.memory->plan_again();
     if (!again) throw;
     s.drop_failed_call();
     s.micro_batch->put_back();
-    if (s.comm->size() == 1) s.usual_weight = usual_weight;
     return false;
   }
   return true;
 }
 
 // False: memory was short, nothing is left of it, and smaller parts may fit.
-bool DistributedOptimizer::run_all(int64_t samples, const SliceLoss& loss, bool can_slice,
+bool DistributedOptimizer::run_all(const BatchShape& shape, const SliceLoss& loss,
                                    UpdateReport& report) {
   auto& s = *state_;
-  const auto cuts = s.micro_batch->cut(s.merge, samples);
-  const double usual_weight = s.usual_weight;
+  const auto cuts = s.micro_batch->cut(s.merge, shape.samples);
   try {
     for (const auto& cut : cuts) {
-      run({.weight = static_cast<double>(cut.end - cut.begin),
-           .is_last = cut.end == samples,
+      run(
+          {.weight = static_cast<double>(cut.end - cut.begin),
+           .is_last = cut.end == shape.samples,
            .of = static_cast<int64_t>(cuts.size()),
            .samples = cut.end - cut.begin,
-           .asked = static_cast<int64_t>(s.merge.cut(samples).size()),
-           .loss = [&] { return loss(cut.begin, cut.end); }},
-          report);
+           .asked = static_cast<int64_t>(s.merge.cut(shape.samples).size())},
+          [&] { return loss(cut.begin, cut.end); }, report);
     }
   } catch (const c10::OutOfMemoryError& error) {
-    if (!can_slice || !s.may_start_again(error)) throw;
+    if (!shape.can_slice || !s.may_start_again(error)) throw;
     const bool plan_again = s.memory && s.memory->plan_again();
     s.drop_failed_call();
     if (!plan_again) s.micro_batch->shrink(cuts, error);
     s.micro_batch->put_back();
-    if (s.comm->size() == 1) s.usual_weight = usual_weight;  // others have agreed on it
     return false;
   }
   s.micro_batch->close_window(cuts, s.strategy.gradient_merge);
-  if (can_slice && s.may_choose_parts()) {
-    s.micro_batch->prefer(s.memory->quickest_part(s.micro_batch->largest_part(s.merge, samples)));
+  if (shape.can_slice && s.may_choose_parts()) {
+    s.micro_batch->prefer(
+        s.memory->quickest_part(s.micro_batch->largest_part(s.merge, shape.samples)));
   }
   return true;
 }
@@ -382,13 +448,10 @@ bool DistributedOptimizer::run_all(int64_t samples, const SliceLoss& loss, bool 
 std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
   auto& s = *state_;
   std::optional<UpdateReport> last;
-  if (s.merge.options().drop_last) s.merge.close();
+  s.take_cleared();
+  if (s.merge.options().drop_last && !s.is_armed) s.merge.close();
   if (s.merge.is_open()) {
-    last = report_of_call([&](UpdateReport& report) {
-      s.listen(s.merge.parts());
-      report.parts = s.merge.parts();
-      update(report);
-    });
+    last = report_of_call([&](UpdateReport& report) { update_with_what_is_there(report); });
   }
   if (s.local) s.follow(s.local->end_epoch());
   return last;
@@ -423,63 +486,148 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
   return report;
 }
 
-/// A checked loss; `value` times `to_sum` is the sum over what it weighs.
-struct DistributedOptimizer::PartLoss {
-  torch::Tensor value;
-  double weight = 0;
-  double to_sum = 1;
-  double sum = 0;
-};
+DistributedOptimizer::ForwardScope::Scopes::Scopes(State& state, int64_t samples)
+    : samples(samples),
+      sync_batch_norm_(std::in_place, state.norm_comm),
+      autocast_(std::in_place, state.amp ? &state.amp->autocast() : nullptr),
+      recorded_(std::in_place, state.memory.get(), samples) {}
 
-DistributedOptimizer::PartLoss DistributedOptimizer::forward(const Part& part) {
+void DistributedOptimizer::ForwardScope::Scopes::end() {
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (recorded_) recorded_->finish();
+  recorded_.reset();
+  autocast_.reset();
+  sync_batch_norm_.reset();
+}
+
+void DistributedOptimizer::ForwardScope::Scopes::end_quietly() noexcept {
+  try {
+    end();
+  } catch (...) {
+    recorded_.reset();
+    autocast_.reset();
+    sync_batch_norm_.reset();
+    error_ = std::current_exception();
+  }
+}
+
+DistributedOptimizer::ForwardScope::ForwardScope(std::shared_ptr<Scopes> scopes)
+    : scopes_(std::move(scopes)) {}
+DistributedOptimizer::ForwardScope::ForwardScope(ForwardScope&&) noexcept = default;
+DistributedOptimizer::ForwardScope::~ForwardScope() {
+  if (scopes_) scopes_->end_quietly();
+}
+
+DistributedOptimizer::ForwardScope DistributedOptimizer::forward(int64_t samples) {
   auto& s = *state_;
-  const SyncBatchNormScope sync_batch_norm(s.norm_comm);
-  const auto scope = autocast();
-  MemoryStrategy::Forward recorded(s.memory.get(), part.samples);
-  const auto loss = part.loss();
-  recorded.finish();
-  PartLoss result;
-  if (const auto* mean = std::get_if<torch::Tensor>(&loss)) {
-    result = {.value = *mean, .weight = part.weight, .to_sum = part.weight};
-  } else {
-    const auto& weighted = std::get<WeightedLoss>(loss);
-    result = {.value = weighted.sum, .weight = weighted.weight};
+  s.check_not_armed();
+  s.take_cleared();
+  s.gather();
+  s.forward.reset();  // of a forward whose loss was not used
+  s.forward = std::make_shared<ForwardScope::Scopes>(s, samples);
+  return ForwardScope(s.forward);
+}
+
+UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOptions& options) {
+  auto& s = *state_;
+  s.check_not_armed();
+  s.take_cleared();
+  return report_of_call([&](UpdateReport& report) {
+    const auto scopes = std::exchange(s.forward, nullptr);
+    const auto names = s.works_on_forward();
+    if (!scopes && !names.empty()) {
+      throw Error("backward",
+                  format("the strategy has {}, and the forward of this loss was outside of their "
+                         "scope",
+                         names),
+                  "compute each loss inside `const auto scope = optimizer.forward();`");
+    }
+    s.gather();
+    s.is_gathering = false;
+    if (scopes) scopes->end();
+    const int64_t k_steps = s.merge.calls_per_update();
+    const bool is_last = options.is_last || (k_steps > 1 && s.merge.next_is_last());
+    run_backward({.is_last = is_last, .of = k_steps, .samples = scopes ? scopes->samples : 0}, loss,
+                 report);
+  });
+}
+
+UpdateReport DistributedOptimizer::step() {
+  auto& s = *state_;
+  s.take_cleared();
+  if (!s.merge.is_open() && s.comm->size() == 1) {
+    throw Error("step", "there is nothing to update with: no backward(loss) since the last update",
+                "call optimizer.backward(loss), not loss.backward(), before step()");
   }
-  check_loss(result.value, result.weight);
-  const auto value = result.value.item<double>();
-  // With amp the gradients will not be finite either, and all ranks skip the update together.
-  if (!std::isfinite(value) && !s.amp) {
-    throw Error("minimize",
-                format("the loss is {} at update {} on rank {}; nothing was updated", value,
-                       updates() + 1, s.comm->rank()),
-                "lower the learning rate, warm it up, or look for bad samples");
-  }
-  result.sum = value * result.to_sum;
-  return result;
+  return report_of_call([&](UpdateReport& report) {
+    if (!s.merge.is_open()) {
+      s.normalizer->open({}, s.is_local());
+      s.sit_out();
+      update(report);
+    } else {
+      update_with_what_is_there(report);
+    }
+  });
+}
+
+void DistributedOptimizer::update_with_what_is_there(UpdateReport& report) {
+  auto& s = *state_;
+  if (!s.is_armed) s.arm(s.merge.parts());
+  report.parts = s.merge.parts();
+  update(report);
+}
+
+void DistributedOptimizer::zero_grad() {
+  auto& s = *state_;
+  s.check_not_armed();
+  s.merge.close();
+  s.is_gathering = false;
+  s.forward.reset();
+  s.normalizer->drop();
+  s.arena->forget_window();
 }
 
 // One micro-batch: gradients land in the arena; the last one of a window sends them while backward
 // runs.
-void DistributedOptimizer::run(const Part& part, UpdateReport& report) {
+void DistributedOptimizer::run(const Part& part, const std::function<Loss()>& loss,
+                               UpdateReport& report) {
   auto& s = *state_;
-  if (!s.merge.is_open()) {
-    s.arena->begin_window();
-    if (s.amp) s.amp->open_window();
+  if (!s.merge.is_open()) s.begin_window();
+  s.arena->set_arrivals(ParameterArena::Arrivals::kRefuse);
+  ForwardScope::Scopes scopes(s, part.samples);
+  const auto value = loss();
+  scopes.end();
+  run_backward(part, value, report);
+}
+
+void DistributedOptimizer::run_backward(const Part& part, const Loss& value, UpdateReport& report) {
+  auto& s = *state_;
+  const auto loss = read_loss(value, part.weight, part.samples);
+  const double mean = loss.mean();
+  // With amp all ranks skip the update together.
+  if (!std::isfinite(mean) && !s.amp) {
+    throw Error("minimize",
+                format("the loss is {} at update {} on rank {}; nothing was updated", mean,
+                       updates() + 1, s.comm->rank()),
+                "lower the learning rate, warm it up, or look for bad samples");
   }
-  const auto loss = forward(part);
-  s.merge.add(loss.weight, loss.sum);
-  if (s.usual_weight == 0) s.agree_on_usual_weight(loss.weight * static_cast<double>(part.of));
+  s.merge.add();
+  s.normalizer->add(loss, part.is_last, part.of);
   const bool overlap = s.micro_batch->may_overlap(part.samples);
   const int64_t asked = part.asked > 0 ? part.asked : s.merge.parts();
-  if (part.is_last && overlap) s.listen(asked);
-  // Scaled in fp32 at least: in fp16 the product would be infinite.
-  const auto value = loss.value.element_size() < 4 ? loss.value.to(torch::kFloat) : loss.value;
-  (value * (loss.to_sum / s.usual_weight * s.loss_scale())).backward();
+  if (part.is_last && overlap) s.arm(asked);
+  s.arena->set_arrivals(ParameterArena::Arrivals::kCollect);
+  if (s.normalizer->must_keep_apart()) {
+    s.normalizer->keep_apart(loss, s.loss_scale());
+  } else {
+    s.normalizer->scaled(loss, s.loss_scale()).backward();
+  }
+  s.arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
   if (s.memory) s.memory->end_backward();
-  if (part.is_last && !overlap) s.listen(asked);
+  if (part.is_last && !overlap) s.arm(asked);
   report.parts = s.merge.parts();
   report.weight = loss.weight;
-  report.loss = loss.weight > 0 ? loss.sum / loss.weight : 0;
+  report.loss = mean;
 }
 
 void DistributedOptimizer::update(UpdateReport& report) {
@@ -487,6 +635,8 @@ void DistributedOptimizer::update(UpdateReport& report) {
   const auto reduced = s.parallel->wait();
   if (!s.is_local()) check_all_present(*s.comm, "before local SGD began (begin_step)");
   s.merge.close();
+  s.is_armed = false;
+  s.say_kept_apart();
   ++s.attempts;
   report.exposed_communication_s = s.parallel->exposed_seconds();
   s.is_stopping |= reduced.stop;
@@ -503,24 +653,30 @@ void DistributedOptimizer::update(UpdateReport& report) {
 
 void DistributedOptimizer::step(const ReducedHead& reduced, UpdateReport& report) {
   auto& s = *state_;
-  report.loss = reduced.loss / reduced.weight;
+  report.loss = s.normalizer->mean_loss(reduced.loss, reduced.weight);
   report.weight = reduced.weight;
 
   // From what lies in the arena to the gradient of the mean loss, or of the sum of the parts'
   // means.
-  optim::StepInput input{.gradient_scale = s.usual_weight / reduced.weight / s.loss_scale()};
+  optim::StepInput input{.gradient_scale =
+                             s.normalizer->correction(reduced.weight) / s.loss_scale()};
   if (!s.merge.options().avg) input.gradient_scale *= reduced.parts / reduced.ranks;
-  if (s.amp || s.optimizer->max_grad_norm() > 0) {
-    s.blocks->choose(reduced.used);
-    const auto health = optim::gradient_health(*s.arena, *s.blocks);
-    if (s.amp && !health.is_finite()) {  // sums are the same on all ranks that share them
-      report.skipped = true;
-      return s.amp->skip(*s.arena);
-    }
-    check_gradients(health, *s.arena);
-    input.gradient_norm = health.norm;
-    report.gradient_norm = health.norm * input.gradient_scale;
+  s.blocks->choose(reduced.used);
+  const auto health = optim::gradient_health(*s.arena, *s.blocks);
+  // Sums are the same on all ranks that share them, and so is what is decided here.
+  if (s.amp && !(health.is_finite() && std::isfinite(report.loss))) {
+    report.skipped = true;
+    return s.amp->skip(
+        *s.arena,
+        {.update = updates() + 1,
+         .loss = report.loss,
+         .gradient = health.first_bad ? s.arena->spans()[*health.first_bad].name : std::string(),
+         .is_local = s.is_local()});
   }
+  s.check_gradients(health);
+  input.gradient_norm = health.norm;
+  input.block_sums = health.block_sums;
+  report.gradient_norm = health.norm * input.gradient_scale;
   s.optimizer->step(reduced.used, input);
   if (s.amp) s.amp->scaler().update(/*overflow=*/false);
   s.log_trust_ratios();
@@ -565,7 +721,8 @@ TrainingCounters DistributedOptimizer::counters() const {
           .calls = s.calls,
           .total_seconds = s.total_seconds,
           .lr = lr(),
-          .usual_weight = s.usual_weight,
+          .usual_weight = s.normalizer->agreed().usual_weight,
+          .loss_terms = s.normalizer->agreed().terms,
           .part_limit = parts.limit,
           .part_preferred = parts.preferred,
           .scaler = s.amp ? s.amp->scaler().state() : GradScalerState{}};
@@ -580,7 +737,7 @@ void DistributedOptimizer::set_counters(const TrainingCounters& counters) {
   s.attempts = counters.attempts;
   s.calls = counters.calls;
   s.total_seconds = counters.total_seconds;
-  s.usual_weight = counters.usual_weight;
+  s.normalizer->set_agreed({.usual_weight = counters.usual_weight, .terms = counters.loss_terms});
   s.optimizer->set_steps(counters.updates);
   s.optimizer->set_lr(counters.lr);
   s.micro_batch->set_state({counters.part_limit, counters.part_preferred});

@@ -29,7 +29,7 @@ struct UpdateReport {
   int64_t call = 0;       // calls of `minimize` so far
   int64_t update = 0;     // updates done so far
   bool updated = false;   // false: one part of a window that goes on, or nothing to learn from
-  bool skipped = false;   // a gradient was not finite (amp): nothing changed but the loss scale
+  bool skipped = false;   // loss or gradient not finite (amp): nothing changed but the loss scale
   int64_t parts = 0;      // merged on this rank, so far in this window
   double loss = 0;        // mean over all samples of all ranks; of this part alone within a window;
                           // with local SGD of this rank, or, when `synced`, since the last average
@@ -50,6 +50,13 @@ struct UpdateReport {
 template <typename B>
 concept Batchlike = requires(const B& batch) {
   { batch.size() } -> std::convertible_to<int64_t>;
+};
+
+/// One that tells the weights of the terms of its loss (LossTerms), in their order: masked tokens
+/// and samples, say. Then gradient merge does not have to find them out.
+template <typename B>
+concept WeightedBatch = Batchlike<B> && requires(const B& batch) {
+  { batch.loss_weights() } -> std::convertible_to<std::vector<double>>;
 };
 
 /// One that it can also split, for gradient merge.
@@ -89,13 +96,47 @@ class DistributedOptimizer {
   template <Batchlike B, typename F>
   requires std::invocable<F&, const B&> UpdateReport minimize(const B& batch, F&& loss) {
     const auto samples = static_cast<int64_t>(batch.size());
-    return minimize_samples(samples, Sliceable<B>, [&](int64_t begin, int64_t end) -> Loss {
+    BatchShape shape{.samples = samples, .can_slice = Sliceable<B>};
+    if constexpr (WeightedBatch<B>) {
+      if (samples > 0) shape.loss_weights = batch.loss_weights();
+    }
+    return minimize_samples(shape, [&](int64_t begin, int64_t end) -> Loss {
       if constexpr (Sliceable<B>) {
         if (end - begin < samples) return loss(batch.slice(begin, end));
       }
       return loss(batch);
     });
   }
+
+  /// The loop in the user's own hands, as in torch: `backward` as often as wanted, `step` when
+  /// wanted. Equal to `minimize` with the same micro-batches.
+  ///
+  ///   {
+  ///     const auto scope = optimizer.forward();   // amp, recompute, sync_batch_norm
+  ///     loss = loss_of(net->forward(batch.data), batch.target);
+  ///   }
+  ///   optimizer.backward(loss);
+  ///   if (++n % 4 == 0) fleet::log_step(optimizer.step());
+  ///
+  /// The forward of the loss must lie in a scope of `forward()` where a strategy works on it.
+  class ForwardScope;
+  /// `samples`: of the micro-batch, for plans of recompute; 0 when nobody knows.
+  [[nodiscard]] ForwardScope forward(int64_t samples = 0);
+
+  struct BackwardOptions {
+    /// The last of the window: gradients are sent while it runs. Without a word it is the
+    /// k_steps-th of gradient_merge; else they are sent by `step`.
+    bool is_last = false;
+  };
+  /// Adds the gradients of one micro-batch to the window. A mean counts 1, whatever its samples;
+  /// give a WeightedLoss where micro-batches are unequal.
+  UpdateReport backward(const Loss& loss, const BackwardOptions& options);
+  UpdateReport backward(const Loss& loss) { return backward(loss, {}); }
+  /// Reduces what `backward` has gathered, and updates. All ranks call it; one that had no
+  /// micro-batch since the last takes part with zeros.
+  UpdateReport step();
+  /// Forgets the window. torch's `zero_grad()` of the model does the same.
+  void zero_grad();
 
   /// The end of an epoch in the middle of a window of `minimize(closure)`: updates with the parts
   /// that are there, rightly weighted, or forgets them (gradient_merge_configs.drop_last). Empty
@@ -149,20 +190,39 @@ class DistributedOptimizer {
     int64_t of = 1;       // parts that the window will have
     int64_t samples = 0;  // 0: not known
     int64_t asked = 0;    // parts that gradient merge makes of the batch; 0: as many as come
-    std::function<Loss()> loss;
   };
-  UpdateReport minimize_samples(int64_t samples, bool can_slice, const SliceLoss& loss);
+  /// What is known of a batch before its first forward.
+  struct BatchShape {
+    int64_t samples = 0;
+    bool can_slice = false;
+    std::vector<double> loss_weights = {};  // empty: not known
+  };
+  UpdateReport minimize_samples(const BatchShape& shape, const SliceLoss& loss);
   UpdateReport report_of_call(const std::function<void(UpdateReport&)>& work);
-  struct PartLoss;
-  PartLoss forward(const Part& part);
-  void run(const Part& part, UpdateReport& report);
-  bool run_one(const Part& part, UpdateReport& report);
-  bool run_all(int64_t samples, const SliceLoss& loss, bool can_slice, UpdateReport& report);
+  void run(const Part& part, const std::function<Loss()>& loss, UpdateReport& report);
+  bool run_one(const Part& part, const std::function<Loss()>& loss, UpdateReport& report);
+  bool run_all(const BatchShape& shape, const SliceLoss& loss, UpdateReport& report);
+  void run_backward(const Part& part, const Loss& loss, UpdateReport& report);
+  void update_with_what_is_there(UpdateReport& report);
   void update(UpdateReport& report);
   void step(const ReducedHead& reduced, UpdateReport& report);
 
   struct State;
   std::unique_ptr<State> state_;
+};
+
+/// Lives around the forward of a loss that goes to `backward`, which ends it.
+class DistributedOptimizer::ForwardScope {
+ public:
+  ~ForwardScope();
+  ForwardScope(ForwardScope&&) noexcept;
+  ForwardScope& operator=(ForwardScope&&) = delete;
+
+ private:
+  friend class DistributedOptimizer;
+  struct Scopes;
+  explicit ForwardScope(std::shared_ptr<Scopes> scopes);
+  std::shared_ptr<Scopes> scopes_;
 };
 
 /// Turns an optimizer into a distributed one, prints the strategy in force, and gives all ranks the

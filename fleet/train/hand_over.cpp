@@ -58,6 +58,7 @@ std::vector<torch::Tensor> tensors_of(DistributedOptimizer& optimizer) {
     tensors.insert(tensors.end(), more.begin(), more.end());
   };
   const auto& arena = optimizer.arena();
+  arena.take_written();
   for (const auto& group : arena.groups()) tensors.push_back(group.values);
   for (const auto& item : optimizer.optimizer().state()) add(item.groups);
   const auto local = optimizer.local_sgd()->state();

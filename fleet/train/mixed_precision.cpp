@@ -1,5 +1,9 @@
 #include "fleet/train/mixed_precision.h"
 
+#include <bit>
+#include <cmath>
+
+#include "fleet/core/format.h"
 #include "fleet/core/log.h"
 #include "fleet/precision/low_precision_speed.h"
 
@@ -25,6 +29,18 @@ GradScalerOptions scaler_options(const AmpConfigs& configs) {
   return options;
 }
 
+std::string reason(const MixedPrecision::Skipped& skipped, double scale) {
+  if (!std::isfinite(skipped.loss)) {
+    return format(
+        "the loss is {} in forward already, which no loss scale causes (look for bad "
+        "samples, or lower the learning rate)",
+        skipped.loss);
+  }
+  if (scale == 1) return format("the gradient of '{}' is not finite", skipped.gradient);
+  return format("the gradient of '{}' is not finite with the loss scale {}", skipped.gradient,
+                scale);
+}
+
 }  // namespace
 
 MixedPrecision::MixedPrecision(const ModelHandle& model, const AmpConfigs& configs)
@@ -45,9 +61,9 @@ ArenaOptions MixedPrecision::arena_options(const DistributedStrategy& strategy) 
   return {.working_dtype = torch::kBFloat16};
 }
 
-void MixedPrecision::skip(const ParameterArena& arena) {
+void MixedPrecision::skip(const ParameterArena& arena, const Skipped& skipped) {
   buffers_.restore();
-  scaler_.update(/*overflow=*/true, [&] {
+  const auto parameters = [&] {
     std::vector<NamedTensor> parameters;
     for (const auto& span : arena.spans()) {
       auto value = span.value.detach();
@@ -55,7 +71,18 @@ void MixedPrecision::skip(const ParameterArena& arena) {
       parameters.push_back({span.name, value});
     }
     return parameters;
-  });
+  };
+  const auto so_far = static_cast<uint64_t>(scaler_.skipped_total() + 1);
+  if (std::has_single_bit(so_far)) {
+    const auto line = format("update {} is skipped, and nothing changes: {}; {} skipped so far",
+                             skipped.update, reason(skipped, scaler_.scale()), so_far);
+    skipped.is_local ? log::warn_here("amp", line) : log::warn("amp", line);
+  }
+  if (std::isfinite(skipped.loss)) {
+    scaler_.update(/*overflow=*/true, parameters);
+  } else {
+    scaler_.skip(parameters);
+  }
 }
 
 }  // namespace fleet

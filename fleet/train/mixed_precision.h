@@ -25,8 +25,15 @@ class MixedPrecision {
   const GradScaler& scaler() const { return scaler_; }
 
   void open_window() { buffers_.save(); }
-  /// Throws when the weights are not finite, or after too many skips in a row.
-  void skip(const ParameterArena& arena);
+  struct Skipped {
+    int64_t update = 0;
+    double loss = 0;
+    std::string gradient = {};  // the first parameter whose gradient is not finite, if any
+    bool is_local = false;      // other ranks know nothing of it
+  };
+  /// Says so at the first skip, and at every power of two. Throws when the weights are not finite,
+  /// or after too many skips in a row.
+  void skip(const ParameterArena& arena, const Skipped& skipped);
 
  private:
   precision::Autocast autocast_;

@@ -49,6 +49,7 @@ std::string name_of(const at::Generator& generator) {
 
 SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors which) {
   const auto& arena = optimizer.arena();
+  arena.take_written();
   const bool is_first = optimizer.comm()->index() == 0;
   auto* const local = optimizer.local_sgd();
   SnapshotTensors tensors;

@@ -13,6 +13,7 @@ const FieldList& fields_of(const TrainingCounters*) {
           field<&C::total_seconds>("total_seconds", "of all calls").at_least(0).in_unit("s"),
           field<&C::lr>("lr", "learning rate").at_least(0),
           field<&C::usual_weight>("usual_weight", "what an update weighs as a rule").at_least(0),
+          field<&C::loss_terms>("loss_terms", "terms of a loss").at_least(0),
           field<&C::part_limit>("part_limit", "largest part of a batch that fits")
               .at_least(0)
               .in_unit("samples"),

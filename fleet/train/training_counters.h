@@ -16,6 +16,7 @@ struct TrainingCounters {
   double total_seconds = 0;
   double lr = 0;
   double usual_weight = 0;     ///< 0: not agreed on yet
+  int64_t loss_terms = 0;      ///< that a loss has; 0: not agreed on yet
   int64_t part_limit = 0;      ///< samples of a part, since more did not fit; 0: none
   int64_t part_preferred = 0;  ///< likewise, since more was slower
   GradScalerState scaler = {};

@@ -23,12 +23,12 @@ Learned learn(Model& model, int64_t steps, double lr, Draw&& draw) {
   adam.bind(arena);
   const auto measure = [&] {
     const torch::NoGradGuard no_grad;
-    return model.loss(draw(1'000'000)).template item<double>();
+    return torch::Tensor(model.loss(draw(1'000'000))).item<double>();
   };
   Learned result{.before = measure()};
   for (int64_t step = 0; step < steps; ++step) {
     arena.begin_window();
-    model.loss(draw(step)).backward();
+    torch::Tensor(model.loss(draw(step))).backward();
     arena.end_window();
     adam.step();
   }
@@ -138,7 +138,7 @@ void for_each_application(Check&& check) {
 
 TEST(ApplicationTest, DropsInTrainingAlone) {
   for_each_application([](const auto& model, const auto& batch, bool has_dropout) {
-    const auto loss = [&] { return model.loss(batch).template item<double>(); };
+    const auto loss = [&] { return torch::Tensor(model.loss(batch)).item<double>(); };
     EXPECT_EQ(loss() != loss(), has_dropout);
     model.ptr()->eval();
     EXPECT_EQ(loss(), loss());
@@ -149,7 +149,7 @@ TEST(ApplicationTest, RunsInBf16) {
   const precision::Autocast autocast;
   for_each_application([&](const auto& model, const auto& batch, bool) {
     model.ptr()->eval();
-    const double expected = model.loss(batch).template item<double>();
+    const auto expected = torch::Tensor(model.loss(batch)).item<double>();
     torch::Tensor loss;
     {
       const precision::AutocastScope scope(autocast);
@@ -169,7 +169,7 @@ TEST(ApplicationTest, MetricsAreThoseOfTheLoss) {
   for_each_application([](const auto& model, const auto& batch, bool) {
     model.ptr()->eval();
     EXPECT_FLOAT_EQ(model.metrics(batch).loss.template item<float>(),
-                    model.loss(batch).template item<float>());
+                    torch::Tensor(model.loss(batch)).item<float>());
   });
 }
 

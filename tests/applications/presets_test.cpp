@@ -105,7 +105,7 @@ TEST(PresetsTest, NameBlocksInOrder) {
 template <typename Model, typename... Size>
 void expect_meta_step(const Model& model, int64_t batch_size, Size... size) {
   const auto batch = synthetic_batch(model.options(), batch_size, 1, size...);
-  const auto loss = model.loss(batch);
+  const torch::Tensor loss = model.loss(batch);
   EXPECT_TRUE(loss.is_meta());
   loss.backward();
   for (const auto& item : model->named_parameters()) {

@@ -147,7 +147,7 @@ TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
             std::string::npos);
   EXPECT_NE(refused([&] {
               return WeightedLoss{mean_loss(net, batch), -1};
-            }).find("the loss weighs -1"),
+            }).find("the weight of the loss is -1"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
               optimizer.minimize(batch.slice(0, 0),
