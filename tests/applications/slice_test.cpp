@@ -1,4 +1,6 @@
 // Parts of a batch add up to the whole, also where tokens are spread unevenly.
+#include <mutex>
+
 #include <gtest/gtest.h>
 
 #include "fleet/applications/synthetic.h"
@@ -7,6 +9,7 @@
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
+#include "tests/support/thread_ranks.h"
 
 namespace fleet::applications {
 namespace {
@@ -106,6 +109,82 @@ TEST(BertBatchTest, GradientMergeMakesTheSameUpdate) {
   for (size_t i = 0; i < whole.size(); ++i) {
     EXPECT_TRUE(torch::allclose(merged[i], whole[i], 1e-5, 1e-6)) << "parameter " << i;
   }
+}
+
+// Samples as unequal as they can be: one masked token and nineteen, short targets and long ones.
+BertBatch unequal_batch(const Bert& model, int64_t step) {
+  auto batch = synthetic_batch(model.options(), 6, step, 40);
+  std::vector<int64_t> positions;
+  const std::vector<int64_t> counts = {1, 19, 2, 0, 15, 1};
+  for (int64_t sample = 0; sample < 6; ++sample) {
+    for (int64_t i = 0; i < counts[static_cast<size_t>(sample)]; ++i) {
+      positions.push_back(sample * 40 + 1 + 2 * i);
+    }
+  }
+  batch.masked_positions = torch::tensor(positions, torch::kLong);
+  batch.masked_labels = batch.token_ids.flatten().index_select(0, batch.masked_positions);
+  return batch;
+}
+
+TransformerBatch unequal_batch(const Transformer& model, int64_t step) {
+  auto batch = synthetic_batch(model.options(), 6, step, 12);
+  const auto length = batch.target_mask.size(1);
+  batch.target_mask = torch::arange(length).unsqueeze(0).lt(
+      torch::tensor({1, static_cast<int>(length), 2, 1, static_cast<int>(length), 1}).unsqueeze(1));
+  return batch;
+}
+
+// Three updates in which ranks have samples [0, 1) and [1, 6).
+template <typename Make>
+std::vector<torch::Tensor> trained(const Make& make, int ranks, int64_t k_steps) {
+  std::vector<torch::Tensor> result;
+  std::mutex mutex;  // ranks are threads, and weights are drawn from the process's generator
+  fleet::testing::run_ranks(ranks, [&](const fleet::testing::Comm& comm) {
+    auto model = [&] {
+      const std::lock_guard lock(mutex);
+      auto made = make();
+      made->to(torch::kFloat);
+      return made;
+    }();
+    DistributedStrategy strategy;
+    strategy.gradient_merge = k_steps > 1;
+    strategy.gradient_merge_configs.k_steps = static_cast<int>(k_steps);
+    DistributedOptimizer optimizer(
+        std::make_unique<optim::SGD>(model, optim::SgdOptions{.lr = 0.1}), strategy, comm);
+    for (int64_t step = 0; step < 3; ++step) {
+      const auto whole = unequal_batch(model, step);
+      const auto own = ranks == 1          ? whole
+                       : comm->rank() == 0 ? whole.slice(0, 1)
+                                           : whole.slice(1, 6);
+      optimizer.minimize(own, [&](const auto& part) { return model.loss(part); });
+    }
+    if (comm->rank() == 0) {
+      for (const auto& parameter : model.parameters()) result.push_back(parameter.detach().clone());
+    }
+  });
+  return result;
+}
+
+template <typename Make>
+void expect_the_update_of_one_batch(const Make& make) {
+  const auto whole = trained(make, 1, 1);
+  for (const int ranks : {1, 2}) {
+    for (const int64_t k_steps : {1, 3}) {
+      const auto got = trained(make, ranks, k_steps);
+      for (size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(torch::allclose(got[i], whole[i], 1e-4, 1e-6))
+            << "parameter " << i << " with " << ranks << " ranks, " << k_steps << " micro-batches";
+      }
+    }
+  }
+}
+
+TEST(BertBatchTest, RanksAndMicroBatchesMakeTheUpdateOfOneBatch) {
+  expect_the_update_of_one_batch(small_bert);
+}
+
+TEST(TransformerBatchTest, RanksAndMicroBatchesMakeTheUpdateOfOneBatch) {
+  expect_the_update_of_one_batch(small_transformer);
 }
 
 TEST(BertBatchTest, APartWithoutMaskedTokensCountsToo) {
