@@ -31,8 +31,9 @@ void Departures::send() {
       for (const auto& weak : values_[value].kept) {
         auto kept = weak.lock();
         // One that was written to since has moved out already.
-        if (!kept || !kept->is_here() || storage_of(kept->tensor()) != storage.get()) continue;
-        if (kept->region() || !kept->is_intact()) return false;
+        if (!kept || !kept->is_here()) continue;
+        if (compat::storage_written_to(kept->tensor()) != storage.get()) continue;
+        if (kept->region() || !kept->is_intact() || !is_strided(kept->tensor())) return false;
         held.push_back(std::move(kept));
       }
     }

@@ -97,6 +97,8 @@ void MemoryCounter::set_cache(const std::atomic<int64_t>* cached, void (*reclaim
   reclaim_ = reclaim;
 }
 
+void MemoryCounter::set_waiter(bool (*wait)()) { waiter_ = wait; }
+
 MemoryCounter::Owner& MemoryCounter::owner(const char* name) {
   const auto hash = (reinterpret_cast<uintptr_t>(name) * 0x9E3779B97F4A7C15u) >> 40;
   for (size_t probe = 0; probe < 64; ++probe) {
@@ -122,10 +124,16 @@ bool MemoryCounter::make_room(int64_t bytes) const {
 void MemoryCounter::count(int64_t bytes, const char* owner_name) {
   make_room(bytes);
   int64_t live = live_.load(std::memory_order_relaxed);
-  do {
+  for (;;) {
     const int64_t budget = budget_.load(std::memory_order_relaxed);
-    if (bytes > budget - live) refuse(bytes, live, budget, owner_name);
-  } while (!live_.compare_exchange_weak(live, live + bytes, std::memory_order_relaxed));
+    if (bytes > budget - live) {
+      const auto wait = waiter_.load(std::memory_order_relaxed);
+      if (!wait || !wait()) refuse(bytes, live, budget, owner_name);
+      live = live_.load(std::memory_order_relaxed);
+      continue;
+    }
+    if (live_.compare_exchange_weak(live, live + bytes, std::memory_order_relaxed)) break;
+  }
   make_room(0);  // other threads may have taken what was there above
   raise_peaks(live + bytes);
 }

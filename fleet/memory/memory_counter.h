@@ -97,6 +97,10 @@ class MemoryCounter {
   /// must bring them down to n.
   void set_cache(const std::atomic<int64_t>* cached, void (*reclaim)(int64_t bytes));
 
+  /// For whoever frees memory on a thread of its own: asked before `add` refuses, and again until
+  /// it returns false, since nothing is on its way. May block.
+  void set_waiter(bool (*wait)());
+
   /// Cached blocks go back to the system until they, `live` and `bytes` more fit into the budget;
   /// false when even without them `bytes` do not fit.
   bool make_room(int64_t bytes) const;
@@ -123,6 +127,7 @@ class MemoryCounter {
   std::unique_ptr<std::array<Owner, kOwners + 1>> owners_;  // hashed by the name's address
   const std::atomic<int64_t>* cached_ = nullptr;
   void (*reclaim_)(int64_t) = nullptr;
+  std::atomic<bool (*)()> waiter_{nullptr};
 };
 
 }  // namespace fleet::memory

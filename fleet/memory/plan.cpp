@@ -25,9 +25,22 @@ bool PlannedPolicy::cut_before_op(const Tape& tape, const OpTraits& op) {
     has_diverged_ = true;
   }
   if (has_diverged_) return automatic_.cut_before_op(tape, op);
-  if (segment_ + 1 >= plan_->segments.size()) return false;
-  if (plan_->segments[segment_ + 1].first_op != tape.next_op()) return false;
-  ++segment_;
+  return is_due(tape);
+}
+
+bool PlannedPolicy::cut_before_recompute(const Tape& tape) {
+  return has_diverged_ ? automatic_.cut_before_recompute(tape) : is_due(tape);
+}
+
+// Those that the tape could not make in their place are due as soon as it can.
+bool PlannedPolicy::is_due(const Tape& tape) {
+  const auto before = segment_;
+  while (segment_ + 1 < plan_->segments.size() &&
+         plan_->segments[segment_ + 1].first_op <= tape.next_op()) {
+    ++segment_;
+  }
+  if (segment_ == before) return false;
+  followed_.push_back(segment_);
   return true;
 }
 
@@ -37,7 +50,7 @@ TapePolicy::Treatment PlannedPolicy::treatment(int /*segment*/) {
 }
 
 bool PlannedPolicy::sends_out(int segment) {
-  return has_diverged_ || plan_->segments.at(static_cast<size_t>(segment)).is_sent_out;
+  return has_diverged_ || plan_->segments[followed_.at(static_cast<size_t>(segment))].is_sent_out;
 }
 
 bool PlannedPolicy::rebuilds_results_of(const OpRecord& op) {

@@ -132,6 +132,7 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
 
 void MemoryStrategy::Forward::finish() {
   if (!memory_) return;
+  scope_->tape().end();
   const auto tape = scope_->tape().report();
   scope_.reset();
   if (memory_->named_) memory_->named_->prove();
