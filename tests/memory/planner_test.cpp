@@ -445,6 +445,29 @@ TEST(Planner, CountsOnAFileWhereThereIsOne) {
   }
 }
 
+// Where a cut comes between a softmax and its dropout, the result of the softmax waits for both.
+TEST(PlanSimulation, KnowsThatWhatALaterSegmentHoldsIsThereUntilItsOwnSegmentIsDone) {
+  SmallBert bert(/*layers=*/3, /*samples=*/4);
+  const auto profile = bert.profile();
+  auto plan = keep_everything(profile);
+  plan.segments.back().is_dropped = true;
+  for (int k = 0; k < static_cast<int>(profile.ops.size()); ++k) {
+    if (profile.ops[static_cast<size_t>(k)].name != "aten::softmax") continue;
+    ASSERT_EQ(profile.ops[static_cast<size_t>(k) + 1].name, "aten::dropout");
+    plan.segments.push_back({.first_op = k - 10, .is_dropped = true});
+    plan.segments.push_back({.first_op = k + 1, .is_dropped = true});
+    plan.segments.push_back({.first_op = k + 3, .is_dropped = true});
+    plan.rebuilt[static_cast<size_t>(k) + 1] = plan.rebuilt[static_cast<size_t>(k) + 2] = 1;
+  }
+  ASSERT_EQ(plan.segments.size(), 1U + 3 * 3);
+  const auto predicted = PlanSimulation(profile).predict(plan).peak;
+  PlannedPolicy policy(std::make_shared<const Plan>(plan));
+  const auto measured = bert.peak_of(policy);
+  EXPECT_NEAR(static_cast<double>(predicted - profile.base),
+              static_cast<double>(measured - profile.base),
+              0.01 * static_cast<double>(measured - profile.base));
+}
+
 // What one kind of op made is rebuilt value by value, in one kept segment and in segments of which
 // every second is dropped.
 TEST(PlanSimulation, KnowsWhatEveryKindOfOpBringsWhenItsValuesAreRebuilt) {
