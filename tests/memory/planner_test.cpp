@@ -373,11 +373,11 @@ TEST(Planner, PeakIsAsPredictedWhateverTheDiskDoes) {
   Offload offload(std::make_shared<OffloadFile>());
   offload.file->measure();
   offload.max_queued = 0;
-  SmallBert bert(/*layers=*/3, /*samples=*/12);
+  SmallBert bert(/*layers=*/6, /*samples=*/12);
   const auto profile = bert.profile();
   const auto stalled = offload.file->statistics().stall_seconds;
   // Longer than what the net computes meanwhile.
-  offload.file->set_write_delay([] { std::this_thread::sleep_for(std::chrono::milliseconds(60)); });
+  offload.file->set_write_delay([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
   expect_peaks_as_predicted(bert, profile, offload, {0.01, 0.1});
   EXPECT_GT(offload.file->statistics().stall_seconds, stalled);
 }

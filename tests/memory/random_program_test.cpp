@@ -240,11 +240,11 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 class RandomPrograms : public ::testing::TestWithParam<int> {};
 
 // Each of these runs its share of the programs; FLEET_PROGRAMS sets how many there are in all.
-constexpr int kShares = 8;
+constexpr int kShares = 16;
 
 TEST_P(RandomPrograms, EqualPlain) {
   const char* wish = std::getenv("FLEET_PROGRAMS");
-  const int programs = wish ? std::atoi(wish) : 3200;
+  const int programs = wish ? std::atoi(wish) : 1600;
   const char* only = std::getenv("FLEET_PROGRAM");
   at::set_num_threads(1);
   int accepted = 0, refused = 0, runs = 0, unseen_writes = 0, leaky = 0;
