@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -415,6 +416,7 @@ OffloadStatistics OffloadFile::statistics() const {
 }
 
 OffloadFile::Speed OffloadFile::measure(int64_t bytes) {
+  const AllocationTag tag(allocation::kDiskMeasurement);
   constexpr int64_t kBlocks = 16;
   const auto before = statistics();
   {

@@ -9,12 +9,12 @@ namespace fleet::memory {
 
 std::string Plan::describe() const {
   const auto dropped = std::ranges::count_if(segments, &Segment::is_dropped);
-  auto text = format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
+  auto text = format("{} of {} segments recomputed, results of {} ops recomputed selectively",
                      dropped, segments.size(), std::ranges::count(rebuilt, 1));
   if (sent_out_bytes > 0) {
-    text += format(", {} of {} segments sent out", byte_size_text(sent_out_bytes),
+    text += format(", {} of {} segments offloaded", byte_size_text(sent_out_bytes),
                    std::ranges::count_if(segments, &Segment::is_sent_out));
-    if (stall_seconds > 0) text += format(" (waiting {:.3f} s for that)", stall_seconds);
+    if (stall_seconds > 0) text += format(" (waiting {:.3f} s for the disk)", stall_seconds);
   }
   return text;
 }

@@ -30,7 +30,8 @@ struct Plan {
   int64_t plain_peak = 0;    // if everything was kept
   double plain_seconds = 0;
 
-  /// "24 of 49 segments recomputed, 12 ops whose results are rebuilt one by one", and what leaves.
+  /// "24 of 49 segments recomputed, results of 12 ops recomputed selectively", and what is
+  /// offloaded.
   std::string describe() const;
 };
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/optim/gradient_health.h"
@@ -36,6 +37,7 @@ void Optimizer::bind(ParameterArena& arena) {
   blocks_ = std::make_unique<ArenaBlocks>(arena);
   trust_.assign(arena.spans().size(), {});
   state_.clear();
+  const AllocationTag tag(allocation::kOptimizerState);
   for (auto& name : state_names()) state_.push_back({std::move(name), arena.make_state()});
 }
 

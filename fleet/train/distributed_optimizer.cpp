@@ -5,6 +5,7 @@
 
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/world.h"
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
@@ -20,6 +21,7 @@
 #include "fleet/train/loss_normalizer.h"
 #include "fleet/train/memory_strategy.h"
 #include "fleet/train/mixed_precision.h"
+#include "fleet/train/plain_memory.h"
 #include "fleet/train/straggler_watch.h"
 #include "fleet/train/strategy_check.h"
 
@@ -37,6 +39,13 @@ std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
   return names;
 }
 
+int ranks_on_host(const comm::Communicator& comm) {
+  if (comm.watch() == nullptr) return 1;
+  const auto& peers = comm.watch()->peers();
+  const auto& own = peers.at(static_cast<size_t>(comm.rank())).host_id;
+  return static_cast<int>(std::ranges::count(peers, own, &comm::PeerIdentity::host_id));
+}
+
 }  // namespace
 
 /// The scopes that strategies put around a forward.
@@ -52,6 +61,7 @@ struct DistributedOptimizer::ForwardScope::Scopes {
  private:
   std::optional<SyncBatchNormScope> sync_batch_norm_;
   std::optional<precision::AutocastScope> autocast_;
+  std::optional<MemoryStrategy::Enforced> budget_;
   std::optional<MemoryStrategy::Forward> recorded_;
   std::exception_ptr error_;
 };
@@ -64,8 +74,9 @@ struct DistributedOptimizer::State {
   std::unique_ptr<ParameterArena> arena;
   std::unique_ptr<DataParallel> parallel;
   std::unique_ptr<optim::ArenaBlocks> blocks;
-  std::unique_ptr<MixedPrecision> amp;     // null: off
-  std::unique_ptr<MemoryStrategy> memory;  // null: off
+  std::unique_ptr<MixedPrecision> amp;        // null: off
+  std::unique_ptr<MemoryStrategy> memory;     // null: off
+  std::unique_ptr<PlainMemory> plain_memory;  // then
   std::unique_ptr<AutoMicroBatch> micro_batch;
   std::unique_ptr<LocalSgd> local;  // null: off
   std::unique_ptr<StragglerWatch> stragglers;
@@ -302,7 +313,10 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
                                     .drop_last = configs.drop_last});
   }
   if (s.strategy.recompute) {
-    s.memory = std::make_unique<MemoryStrategy>(s.strategy.recompute_configs);
+    s.memory =
+        std::make_unique<MemoryStrategy>(s.strategy.recompute_configs, ranks_on_host(*s.comm));
+  } else {
+    s.plain_memory = std::make_unique<PlainMemory>();
   }
   if (s.strategy.amp) {
     s.amp = std::make_unique<MixedPrecision>(model, s.strategy.amp_configs);
@@ -328,7 +342,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
           .find_unused_parameters = s.strategy.find_unused_parameters});
   s.normalizer = std::make_unique<LossNormalizer>(*s.arena, s.comm);
   // Gradients move to memory that the ranks share.
-  if (s.memory) s.memory->charge(counted - s.memory->counted());
+  if (s.memory) s.memory->charge(counted - s.memory->counted(), allocation::kGradients);
   s.parallel->broadcast(model);
   check_all_present(*s.comm, "at the start");
   if (s.strategy.sync_batch_norm) s.norm_comm = s.comm->duplicate("sync_batch_norm");
@@ -405,7 +419,8 @@ bool DistributedOptimizer::run_one(const Part& part, const std::function<Loss()>
   try {
     run(part, loss, report);
   } catch (const c10::OutOfMemoryError& error) {
-    const bool again = is_first && s.memory && s.may_start_again(error) && s.memory->plan_again();
+    const bool again = is_first && s.memory && s.may_start_again(error) &&
+                       s.memory->plan_again(/*can_split=*/false);
     if (!again) throw;
     s.drop_failed_call();
     s.micro_batch->put_back();
@@ -430,8 +445,10 @@ bool DistributedOptimizer::run_all(const BatchShape& shape, const SliceLoss& los
           [&] { return loss(cut.begin, cut.end); }, report);
     }
   } catch (const c10::OutOfMemoryError& error) {
-    if (!shape.can_slice || !s.may_start_again(error)) throw;
-    const bool plan_again = s.memory && s.memory->plan_again();
+    if (!s.may_start_again(error)) throw;
+    const bool can_split = shape.can_slice && AutoMicroBatch::can_split(cuts);
+    const bool plan_again = s.memory && s.memory->plan_again(can_split);
+    if (!plan_again && !shape.can_slice) throw;
     s.drop_failed_call();
     if (!plan_again) s.micro_batch->shrink(cuts, error);
     s.micro_batch->put_back();
@@ -465,6 +482,8 @@ void DistributedOptimizer::sync() {
 UpdateReport DistributedOptimizer::report_of_call(const std::function<void(UpdateReport&)>& work) {
   auto& s = *state_;
   const auto begin = Clock::now();
+  const MemoryStrategy::Enforced budget(s.memory.get());
+  if (s.plain_memory) s.plain_memory->begin();
   UpdateReport report;
   if (s.schedule) s.optimizer->set_lr((*s.schedule)(updates()));
   report.lr = s.optimizer->lr();
@@ -482,7 +501,8 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
   report.update = updates();
   report.seconds = seconds_since(begin);
   report.total_seconds = s.total_seconds += report.seconds;
-  if (s.memory) report.memory = s.memory->report_of_call(report.updated);
+  report.memory = s.memory ? s.memory->report_of_call(report.updated, s.merge.is_open())
+                           : s.plain_memory->report(report.updated);
   return report;
 }
 
@@ -490,12 +510,14 @@ DistributedOptimizer::ForwardScope::Scopes::Scopes(State& state, int64_t samples
     : samples(samples),
       sync_batch_norm_(std::in_place, state.norm_comm),
       autocast_(std::in_place, state.amp ? &state.amp->autocast() : nullptr),
+      budget_(std::in_place, state.memory.get()),
       recorded_(std::in_place, state.memory.get(), samples) {}
 
 void DistributedOptimizer::ForwardScope::Scopes::end() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   if (recorded_) recorded_->finish();
   recorded_.reset();
+  budget_.reset();
   autocast_.reset();
   sync_batch_norm_.reset();
 }
@@ -505,6 +527,7 @@ void DistributedOptimizer::ForwardScope::Scopes::end_quietly() noexcept {
     end();
   } catch (...) {
     recorded_.reset();
+    budget_.reset();
     autocast_.reset();
     sync_batch_norm_.reset();
     error_ = std::current_exception();

@@ -43,7 +43,7 @@ struct UpdateReport {
   double seconds = 0;                        // wall time of the call
   double total_seconds = 0;                  // of all calls so far
   double exposed_communication_s = 0;        // part of `seconds` spent waiting for other ranks
-  MemoryReport memory = {};                  // all 0 without recompute
+  MemoryReport memory = {};
 };
 
 /// A batch that `minimize` can weigh: it knows how many samples it has.

@@ -7,7 +7,7 @@
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/memory/budget_plans.h"
+#include "fleet/memory/budget_amount.h"
 
 namespace fleet {
 namespace {
@@ -71,7 +71,7 @@ class Check {
     const auto& configs = strategy_.recompute_configs;
     const bool named = !configs.checkpoints.empty();
     const bool searched = !configs.memory_budget.empty();
-    if (strategy_.recompute && !named && !searched) {
+    if (strategy_.recompute && !named && !searched && !configs.plan_only) {
       problem(
           "recompute has nowhere to cut the net: name tensors in recompute_configs.checkpoints, "
           "or give recompute_configs.memory_budget and the cuts are searched for");
@@ -81,14 +81,12 @@ class Check {
           "recompute_configs.checkpoints says where to cut, recompute_configs.memory_budget "
           "asks to search for it; give one of them");
     }
-    if (searched && memory::budget_bytes(configs.memory_budget) <= 0) {
+    if (searched && !memory::BudgetAmount::parse(configs.memory_budget)) {
       problem(
           format("recompute_configs.memory_budget: '{}' is no amount of memory; write a size "
-                 "like 12GiB, or a share of the machine like 60%",
+                 "like 12GiB, a share of what this rank may have like 60%, or a share of what "
+                 "plain training takes like \"50% of plain\"",
                  configs.memory_budget));
-    }
-    if (configs.plan_only && strategy_.recompute && !searched) {
-      problem("plan_only prints the plan for recompute_configs.memory_budget, and there is none");
     }
     if (configs.enable_offload && !strategy_.recompute) {
       problem(

@@ -32,6 +32,10 @@ TrainConfig parse_train_configs(int argc, const char* const* argv,
     config.strategy = DistributedStrategy::load(config.strategy_file);
     parse(line, argc, argv);
   }
+  if (!config.memory_budget.empty()) {
+    config.strategy.recompute = true;
+    config.strategy.recompute_configs.memory_budget = config.memory_budget;
+  }
   if (config.plan_only) {
     config.strategy.recompute = true;
     config.strategy.recompute_configs.plan_only = true;
@@ -61,9 +65,13 @@ const FieldList& fields_of(const TrainConfig*) {
               field<&C::seed>("seed", "of shuffling, initial weights and dropout").at_least(0),
               field<&C::strategy_file>("strategy",
                                        "JSON file with a strategy, which flags can change"),
-              field<&C::plan_only>(
-                  "plan_only",
-                  "print the plan for recompute_configs.memory_budget, and do not train"),
+              field<&C::memory_budget>(
+                  "memory_budget",
+                  "recompute as much as this memory asks for: 12GiB, 60% of what this rank may "
+                  "have, or \"50% of plain\" training"),
+              field<&C::plan_only>("plan_only",
+                                   "print the plan for memory_budget, or what plain training takes "
+                                   "without one, and do not train"),
           },
       .absent = {
           {"download_config",

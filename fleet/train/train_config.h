@@ -23,6 +23,7 @@ struct TrainConfig {
   int epochs = 1;
   int64_t seed = 1;
   std::string strategy_file = {};  ///< `--strategy`
+  std::string memory_budget = {};  ///< switches recompute on, with this budget
   bool plan_only = false;          ///< switches recompute and its `plan_only` on
 
   SnapshotOptions snapshots = {};

@@ -81,6 +81,9 @@ TEST(StrategyCheckTest, PureBf16NeedsBf16) {
 TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
   EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.checkpoints = {"a"}}}), Lines{});
   EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = "60%"}}), Lines{});
+  EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = "50% of plain"}}),
+            Lines{});
+  EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.plan_only = true}}), Lines{});
   EXPECT_EQ(problems({.recompute = true}),
             Lines{"recompute has nowhere to cut the net: name tensors in "
                   "recompute_configs.checkpoints, or give recompute_configs.memory_budget and the "
@@ -91,7 +94,8 @@ TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
       (Lines{"recompute_configs.checkpoints says where to cut, "
              "recompute_configs.memory_budget asks to search for it; give one of them",
              "recompute_configs.memory_budget: 'much' is no amount of memory; write a size "
-             "like 12GiB, or a share of the machine like 60%",
+             "like 12GiB, a share of what this rank may have like 60%, or a share of what plain "
+             "training takes like \"50% of plain\"",
              "recompute_configs.checkpoints: 'a' is named twice"}));
   for (const auto* wrong : {"0", "-5%", "101%", "%", "12", "nan%"}) {
     const bool plain_bytes = std::string(wrong) == "12";

@@ -8,6 +8,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/train/run_options.h"
+#include "fleet/train/strategy_check.h"
 
 namespace fleet {
 namespace {
@@ -87,6 +88,35 @@ TEST(TrainConfigTest, StrategyFlagsReachEveryConfig) {
                                                   .auto_ = true,
                                                   .fuse_all_reduce_ops = false,
                                                   .fuse_grad_size_in_MB = 8}));
+}
+
+// One flag for recompute and its budget; named checkpoints beside it are the conflict that `check`
+// reports.
+TEST(TrainConfigTest, MemoryBudgetSwitchesRecomputeOn) {
+  for (const std::string budget : {"12GiB", "60%", "50% of plain"}) {
+    const auto strategy = parsed({"--memory_budget", budget.c_str()}).strategy;
+    EXPECT_EQ(strategy, (DistributedStrategy{.recompute = true,
+                                             .recompute_configs = {.memory_budget = budget}}));
+    check(strategy, {});
+  }
+  const auto both = parsed({"--memory_budget=1GiB", "--recompute_configs.checkpoints=a"}).strategy;
+  try {
+    check(both, {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("give one of them"), std::string::npos)
+        << error.what();
+  }
+  const StrategyFile file(R"({"recompute_configs": {"memory_budget": "8GiB"}})");
+  EXPECT_EQ(parsed({"--strategy", file.path.c_str(), "--memory_budget", "1GiB"})
+                .strategy.recompute_configs.memory_budget,
+            "1GiB");
+}
+
+TEST(TrainConfigTest, PlanOnlyNeedsNoBudget) {
+  const auto strategy = parsed({"--plan_only"}).strategy;
+  EXPECT_TRUE(strategy.recompute && strategy.recompute_configs.plan_only);
+  check(strategy, {});
 }
 
 TEST(TrainConfigTest, FlagsWinOverTheFileWhateverTheirOrder) {
