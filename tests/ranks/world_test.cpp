@@ -51,6 +51,14 @@ TEST(WorldTest, RanksKnowThemselvesAndEachOther) {
   }
 }
 
+TEST(WorldTest, GpusThatTheProgramCannotUseAreRefusedByName) {
+  Launched ranks({"--gpus=0,1", beside("test_rank_program"), "calls"});
+  EXPECT_EQ(ranks.wait(), 2) << ranks.output();
+  EXPECT_TRUE(says(ranks.output(), "was started for GPU ",
+                   "this build of Fleet trains on the CPU only",
+                   "fix: start it with fleetrun --nproc_per_node 2 instead of --gpus"));
+}
+
 TEST(WorldTest, ProgramsStartedByHandMeetAtRankZero) {
   const int port = comm::Store::host(0, 1s).port();
   const Words common = {"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", format("MASTER_PORT={}", port)};
