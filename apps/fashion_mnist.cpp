@@ -40,7 +40,7 @@ fleet::optim::Schedule schedule(int64_t updates, double peak) {
 }
 
 // The share of test images that are named rightly, over all ranks: each looks at its part.
-double test_accuracy(nn::Sequential& net, fleet::DataLoader& test,
+double test_accuracy(nn::Sequential& net, fleet::DataLoader<>& test,
                      const fleet::DistributedOptimizer& optimizer) {
   const torch::NoGradGuard no_grad;
   const auto autocast = optimizer.autocast();
@@ -61,9 +61,9 @@ int body(int argc, char** argv) {
   const fleet::Augmentation augmentation{.flip = true, .seed = config.seed};
   fleet::DataLoader train(
       fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTrain, augmentation),
-      {.batch_size = config.batch_size, .seed = config.seed, .rank = rank, .world_size = ranks});
+      {.batch_size = config.batch_size, .seed = config.seed});
   fleet::DataLoader test(fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTest),
-                         {.batch_size = 500, .shuffle = false, .rank = rank, .world_size = ranks});
+                         {.batch_size = 500, .shuffle = false});
 
   torch::manual_seed(config.seed);
   auto net = make_net();

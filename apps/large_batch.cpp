@@ -116,7 +116,8 @@ fleet::Loss loss_of(nn::Sequential& net, const fleet::Batch& batch) {
 }
 
 // Running statistics trail the weights, by much where each update is a large one. So they are taken
-// anew: the mean over the batches of `data` that pass the finished net.
+// anew: the mean over the batches of `data` that pass the finished net. Every rank takes all of
+// them, so that all have the same statistics.
 void renew_statistics(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> data) {
   const torch::NoGradGuard no_grad;
   for (const auto& module : net->modules(/*include_self=*/false)) {
@@ -125,7 +126,7 @@ void renew_statistics(nn::Sequential& net, std::shared_ptr<const fleet::Dataset>
       norm->options.momentum(std::nullopt);  // a plain mean of all that comes
     }
   }
-  fleet::DataLoader loader(std::move(data), {.batch_size = kNormBatch});
+  fleet::DataLoader loader(std::move(data), {.batch_size = kNormBatch, .world_size = 1});
   net->train();
   for (const auto& batch : loader.epoch(0)) net->forward(batch.data);
 }
@@ -136,6 +137,7 @@ double percent_right(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> 
   fleet::DataLoader loader(std::move(data), {.batch_size = 500, .shuffle = false});
   net->eval();
   for (const auto& batch : loader.epoch(0)) accuracy.add(net->forward(batch.data), batch.target);
+  fleet::all_reduce_sum(accuracy.counts());
   return 100 * accuracy.top(1);
 }
 
@@ -169,13 +171,11 @@ int body(int argc, char** argv) {
        .examples = {"large_batch --rule lars --batch_size 8192 --lr 0.4",
                     "large_batch --rule momentum --batch_size 256 --lr 0.1 --results out.jsonl"}});
   fleet::init();
-  const int rank = fleet::worker_index(), ranks = fleet::worker_num();
   const auto images = fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTrain);
   const int64_t kept = images->size() - kHeldOut;
   const auto test = fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTest);
-  fleet::DataLoader train(
-      part_of(*images, 0, kept),
-      {.batch_size = config.batch_size, .seed = config.seed, .rank = rank, .world_size = ranks});
+  fleet::DataLoader train(part_of(*images, 0, kept),
+                          {.batch_size = config.batch_size, .seed = config.seed});
 
   torch::manual_seed(config.seed);
   auto net = make_net();
@@ -205,7 +205,7 @@ int body(int argc, char** argv) {
     result.diverged = true;
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  write_result(own, config, config.batch_size * ranks, updates, took.count(), result);
+  write_result(own, config, config.batch_size * fleet::worker_num(), updates, took.count(), result);
   fleet::shutdown();
   return 0;
 }

@@ -9,7 +9,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "fleet/applications/name_group.h"
-#include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/checkpoint.h"
@@ -187,11 +186,7 @@ std::vector<std::string> BertImpl::checkpoints() const {
   return names;
 }
 
-MaskedText Bert::load_digital_dataset_from_file(MaskedTextOptions data) const {
-  if (data.world_size == 1) {
-    data.rank = world()->rank();
-    data.world_size = world()->size();
-  }
+MaskedText Bert::load_digital_dataset_from_file(const MaskedTextOptions& data) const {
   auto text = fleet::load_digital_dataset_from_file(data);
   std::vector<std::string> problems;
   if (text.vocabulary().size() > options().vocab) {

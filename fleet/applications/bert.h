@@ -93,9 +93,8 @@ class Bert : public Application<BertImpl> {
   using Application<BertImpl>::Application;
 
   /// Token files as batches for this model (masked_text.h); a vocabulary or a length that it has no
-  /// room for is an Error. Each rank gets its share: while `world_size` is 1, the ranks are those
-  /// of fleet::init.
-  MaskedText load_digital_dataset_from_file(MaskedTextOptions options) const;
+  /// room for is an Error.
+  MaskedText load_digital_dataset_from_file(const MaskedTextOptions& options) const;
 };
 
 BertOptions bert_large_options();

@@ -26,9 +26,7 @@ MaskedText load(const BertDataOptions& own, const TrainConfig& config, Phase pha
                                   .batch_size = config.batch_size,
                                   .in_tokens = own.in_tokens,
                                   .seed = config.seed,
-                                  .shuffle = is_train,
-                                  .rank = world()->rank(),
-                                  .world_size = world()->size()};
+                                  .shuffle = is_train};
   if (own.data != "synthetic") return load_digital_dataset_from_file(options);
   return synthetic_text(kSyntheticVocabulary,
                         is_train ? SampleRange{.count = own.samples}

@@ -15,7 +15,7 @@
 namespace fleet::applications {
 namespace {
 
-void test(const ImageModel& model, DataLoader& images, const DistributedOptimizer& optimizer,
+void test(const ImageModel& model, DataLoader<Batch>& images, const DistributedOptimizer& optimizer,
           int64_t epoch) {
   const torch::NoGradGuard no_grad;
   const auto autocast = optimizer.autocast();

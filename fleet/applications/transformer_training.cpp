@@ -21,10 +21,7 @@ constexpr int64_t kSyntheticVocabulary = 67;  // all of the words that synthetic
 using Pairs = std::shared_ptr<const Dataset>;
 
 TransformerData share_out(const Pairs& train, const Pairs& test, const TrainConfig& config) {
-  LoaderOptions options{.batch_size = config.batch_size,
-                        .seed = config.seed,
-                        .rank = world()->rank(),
-                        .world_size = world()->size()};
+  LoaderOptions options{.batch_size = config.batch_size, .seed = config.seed};
   DataLoader training(train, options);
   options.shuffle = false;
   return {.train = std::move(training), .test = DataLoader(test, options)};

@@ -89,9 +89,7 @@ int body(int argc, char** argv) {
   fleet::init();
   torch::manual_seed(3);
   torch::nn::Sequential net(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 4));
-  fleet::DataLoader data(std::make_shared<Points>(), {.batch_size = config.batch_size,
-                                                      .rank = fleet::worker_index(),
-                                                      .world_size = fleet::worker_num()});
+  fleet::DataLoader data(std::make_shared<Points>(), {.batch_size = config.batch_size});
   auto optimizer = fleet::distributed_optimizer(
       fleet::optim::Momentum(net, {.lr = config.lr, .momentum = config.momentum}), config.strategy);
   fleet::Snapshots snapshots(optimizer, config.snapshots, data);

@@ -71,9 +71,7 @@ int body(int argc, char** argv) {
   say(fleet::format("pid {}", ::getpid()));
   fleet::init();
   const int rank = fleet::worker_index(), ranks = fleet::worker_num();
-  fleet::DataLoader data(
-      make_data(),
-      {.batch_size = kGlobalBatch / ranks, .seed = config.seed, .rank = rank, .world_size = ranks});
+  fleet::DataLoader data(make_data(), {.batch_size = kGlobalBatch / ranks, .seed = config.seed});
   torch::manual_seed(static_cast<uint64_t>(rank) + 1);  // rank 0's weights win; masks differ
   nn::Sequential net(nn::Flatten(), nn::Linear(64, 32), nn::Tanh(), nn::Dropout(0.2),
                      nn::Linear(32, 10));

@@ -36,7 +36,7 @@ class Numbers : public Dataset {
   }
 };
 
-DataLoader numbers_of(const Comm& comm, int64_t batch_size) {
+DataLoader<Batch> numbers_of(const Comm& comm, int64_t batch_size) {
   return DataLoader(
       std::make_shared<Numbers>(),
       {.batch_size = batch_size, .seed = 3, .rank = comm->rank(), .world_size = comm->size()});
