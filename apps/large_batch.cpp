@@ -187,13 +187,15 @@ int body(int argc, char** argv) {
   Result result;
   try {
     for (int64_t epoch = 0; epoch < config.epochs; ++epoch) {
-      double loss_sum = 0;
+      fleet::WeightedMean loss;
       for (const auto& batch : train.epoch(epoch)) {
         const auto report = optimizer.minimize(
             batch, [&](const fleet::Batch& share) { return loss_of(net, share); });
-        loss_sum += report.loss * report.weight;
+        loss.add(report.own_loss, report.own_weight);
       }
-      result.loss = loss_sum / static_cast<double>(kept);
+      optimizer.end_epoch();
+      fleet::all_reduce_sum(loss.sums());
+      result.loss = loss.value();
       fleet::log::info("train", fleet::format("epoch {}: loss {:.4f}", epoch + 1, result.loss));
     }
     renew_statistics(net, part_of(*images, 0, kForStatistics));

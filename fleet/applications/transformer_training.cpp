@@ -97,16 +97,14 @@ void train_transformer(Transformer& model, TransformerData& data, DistributedOpt
   Snapshots snapshots(optimizer, config.snapshots, data.train);
   TrainingLog log(run, optimizer.attempts());
   train_epochs(
-      config.epochs, log, snapshots, [&](int64_t epoch) { return data.train.epoch(epoch); },
+      config.epochs, optimizer, log, snapshots,
+      [&](int64_t epoch) { return data.train.epoch(epoch); },
       [&](const Batch& pairs) {
         const auto batch = TransformerBatch::padded(pairs.data, pairs.target, data.pad);
         log.step(optimizer.minimize(
             batch, [&](const TransformerBatch& part) { return model.loss(part); }));
       },
-      [&](int64_t epoch) {
-        optimizer.end_epoch();
-        test(model, data, optimizer, epoch);
-      });
+      [&](int64_t epoch) { test(model, data, optimizer, epoch); });
 }
 
 }  // namespace fleet::applications

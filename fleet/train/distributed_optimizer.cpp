@@ -14,6 +14,7 @@
 #include "fleet/optim/gradient_merge.h"
 #include "fleet/parallel/sync_batch_norm.h"
 #include "fleet/train/auto_micro_batch.h"
+#include "fleet/train/batch_arithmetic.h"
 #include "fleet/train/hand_over.h"
 #include "fleet/train/layer_wise_optimizer.h"
 #include "fleet/train/local_sgd_options.h"
@@ -54,6 +55,14 @@ void check_gradients(const optim::GradientHealth& health, const ParameterArena& 
               "the model");
 }
 
+// Adds the micro-batch that the report is about to what this call has seen on this rank.
+void count_own(UpdateReport& report) {
+  if (report.weight == 0) return;
+  const double sum = report.own_loss * report.own_weight + report.loss * report.weight;
+  report.own_weight += report.weight;
+  report.own_loss = sum / report.own_weight;
+}
+
 std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
   std::vector<std::string> names;
   if (comm.watch() == nullptr) return names;
@@ -89,6 +98,7 @@ struct DistributedOptimizer::State {
   double total_seconds = 0;
   bool is_sending = false;  // what has been sent cannot be taken back
   bool is_stopping = false;
+  bool has_announced = false;  // the batch arithmetic
 
   bool is_local() const { return local && local->is_local(); }
   double loss_scale() const { return amp ? amp->scaler().scale() : 1; }
@@ -199,6 +209,22 @@ struct DistributedOptimizer::State {
                 "split batches smaller from the start: gradient_merge_configs.micro_batch_size");
   }
 
+  // Known with the first update: batches come from the program.
+  void announce(const UpdateReport& report, BatchForm form) {
+    if (has_announced || report.parts == 0) return;
+    has_announced = true;
+    // A mean counts samples, and gradients that are shared bring the sum over all ranks with them.
+    const bool is_agreed = !is_local() && report.own_weight == static_cast<double>(report.samples);
+    const BatchArithmetic batch{
+        .form = form,
+        .samples = report.samples,
+        .global_samples = is_agreed ? std::llround(report.weight) : report.samples * comm->size(),
+        .micro_batches = report.parts,
+        .k_steps = merge.calls_per_update(),
+        .ranks = comm->size()};
+    log::info("batch", batch.text());
+  }
+
   void log_trust_ratios() const {
     const int every = log_ratios_every();
     if (every == 0 || optimizer->steps() % every != 0) return;
@@ -287,7 +313,10 @@ UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
     if (!merge.is_open()) state_->micro_batch->open_window();
     bool done = false;
     while (!done) done = run_one(part, report);
+    report.in_window = !is_last;
     if (is_last) update(report);
+    if (is_last) state_->announce(report, BatchForm::kCalls);
+    ++state_->calls;
   });
 }
 
@@ -319,12 +348,15 @@ UpdateReport DistributedOptimizer::minimize_samples(int64_t samples, bool can_sl
     s.micro_batch->open_window();
     bool done = false;
     while (!done) done = run_all(samples, loss, can_slice, report);
+    report.samples = samples;
     if (cuts.empty()) {
       if (s.usual_weight == 0) s.agree_on_usual_weight(0);
       s.arena->begin_window();
       s.parallel->sit_out();
     }
     update(report);
+    s.announce(report, BatchForm::kSplit);
+    ++s.calls;
   });
 }
 
@@ -353,6 +385,7 @@ bool DistributedOptimizer::run_all(int64_t samples, const SliceLoss& loss, bool 
   auto& s = *state_;
   const auto cuts = s.micro_batch->cut(s.merge, samples);
   const double usual_weight = s.usual_weight;
+  report.own_loss = report.own_weight = 0;  // of an attempt that failed
   try {
     for (const auto& cut : cuts) {
       run({.weight = static_cast<double>(cut.end - cut.begin),
@@ -387,7 +420,7 @@ std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
     last = report_of_call([&](UpdateReport& report) {
       s.listen(s.merge.parts());
       report.parts = s.merge.parts();
-      update(report);
+      update(report);  // no call of `minimize`: its samples have been counted
     });
   }
   if (s.local) s.follow(s.local->end_epoch());
@@ -415,7 +448,7 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
     throw;
   }
   s.is_sending = false;
-  report.call = ++s.calls;
+  report.call = s.calls;
   report.update = updates();
   report.seconds = seconds_since(begin);
   report.total_seconds = s.total_seconds += report.seconds;
@@ -480,6 +513,7 @@ void DistributedOptimizer::run(const Part& part, UpdateReport& report) {
   report.parts = s.merge.parts();
   report.weight = loss.weight;
   report.loss = loss.weight > 0 ? loss.sum / loss.weight : 0;
+  count_own(report);
 }
 
 void DistributedOptimizer::update(UpdateReport& report) {
