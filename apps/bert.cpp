@@ -75,7 +75,8 @@ int body(int argc, char** argv) {
       {.lr = 1e-3, .beta2 = 0.999, .epsilon = 1e-6},
       {.about = "pretrains BERT: masked words and next sentences",
        .examples = {"{} --seq 32 --max_updates 200",
-                    "fleetrun --nproc_per_node 2 {} --seq 32 --max_updates 50 --recompute"}});
+                    "fleetrun --nproc_per_node 2 {} --seq 32 --max_updates 50 --recompute"},
+       .reads = {"lr", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   torch::manual_seed(config.seed + fleet::worker_index());
   auto data = apps::load_bert_data(text, config);

@@ -55,7 +55,9 @@ double test_accuracy(nn::Sequential& net, fleet::DataLoader<>& test,
 int body(int argc, char** argv) {
   Options own;
   const auto config = fleet::parse_train_configs(
-      argc, argv, own, {.lr = 0.1, .momentum = 0.9, .batch_size = 64, .epochs = 4});
+      argc, argv, own, {.lr = 0.1, .momentum = 0.9, .batch_size = 64, .epochs = 4},
+      {.about = "trains a small net on Fashion-MNIST",
+       .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   const int rank = fleet::worker_index(), ranks = fleet::worker_num();
   const fleet::Augmentation augmentation{.flip = true, .seed = config.seed};

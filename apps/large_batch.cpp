@@ -169,7 +169,8 @@ int body(int argc, char** argv) {
       {.lr = 0.4, .beta2 = 0.95, .epsilon = 1e-6, .batch_size = 8192, .epochs = 16},
       {.about = "trains a small net with large batches, for scripts/large_batch.py",
        .examples = {"large_batch --rule lars --batch_size 8192 --lr 0.4",
-                    "large_batch --rule momentum --batch_size 256 --lr 0.1 --results out.jsonl"}});
+                    "large_batch --rule momentum --batch_size 256 --lr 0.1 --results out.jsonl"},
+       .reads = {"lr", "momentum", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed"}});
   fleet::init();
   const auto images = fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTrain);
   const int64_t kept = images->size() - kHeldOut;

@@ -60,7 +60,8 @@ int body(int argc, char** argv) {
       argc, argv, {{"Model", own}, {"Data", images}, {"Run", run}}, {.lr = 0.1},
       {.about = "trains ResNet to name images",
        .examples = {"{} --image_size 64 --max_updates 30",
-                    "fleetrun --nproc_per_node 2 {} --depth 18 --image_size 32 --amp"}});
+                    "fleetrun --nproc_per_node 2 {} --depth 18 --image_size 32 --amp"},
+       .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   images = images.resolved();
   torch::manual_seed(config.seed + fleet::worker_index());

@@ -65,7 +65,8 @@ int body(int argc, char** argv) {
       {.lr = 1e-3, .beta2 = 0.98, .batch_size = 64},
       {.about = "trains the Transformer to translate",
        .examples = {"{} --max_updates 300",
-                    "fleetrun --nproc_per_node 2 {} --max_updates 50 --recompute"}});
+                    "fleetrun --nproc_per_node 2 {} --max_updates 50 --recompute"},
+       .reads = {"lr", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   torch::manual_seed(config.seed + fleet::worker_index());
   auto data = apps::load_transformer_data(pairs, config);

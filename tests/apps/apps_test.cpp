@@ -182,7 +182,9 @@ TEST(AppsTest, AStrategyFileOnTwoRanks) {
                            "gradient_merge": true, "gradient_merge_configs": {"k_steps": 2}})");
   const auto text = output_of_two_ranks(
       "resnet50", joined(kSmallResnet, {"--strategy=" + file.string(), "--lr=2"}));
-  EXPECT_TRUE(says(text, "lars=True <-> lars_configs", "layer2.1", "640 samples in "));
+  EXPECT_TRUE(says(text, "lars=True <-> lars_configs", "layer2.1", "640 samples in ",
+                   "[batch] global batch 64 = micro-batch 16 x 2 accumulated x 2 ranks; k_steps 2 "
+                   "splits the batch of 32"));
   expect_falling(text, kBatchLine, 2, 0.95);
 }
 
@@ -259,11 +261,43 @@ TEST(AppsTest, HelpEndsWithTwoCommandsOfThisProgram) {
     const auto examples = text.substr(text.find("\nExamples:\n"));
     EXPECT_TRUE(says(examples, "\n  " + beside(app) + " --",
                      "\n  fleetrun --nproc_per_node 2 " + beside(app) + " --"));
-    for (const char* flag : {"--lr", "--momentum", "--beta1", "--beta2", "--epsilon",
-                             "--batch_size", "--epochs", "--strategy", "--data", "--max_updates"}) {
+    for (const char* flag : {"--lr", "--batch_size", "--epochs", "--seed", "--strategy", "--data",
+                             "--max_updates", "--snapshot_dir"}) {
       EXPECT_TRUE(says(text, format("\n  {} ", flag))) << app;
     }
   }
+}
+
+TEST(AppsTest, FlagsOfAnotherOptimizerAreNoFlags) {
+  const Words momentum = {"momentum"}, adam = {"beta1", "beta2", "epsilon"};
+  for (const char* app : {"bert", "resnet50", "transformer", "vgg16"}) {
+    const bool is_adam = app == std::string("bert") || app == std::string("transformer");
+    const auto text = output_of(app, {"--help"});
+    for (const auto& name : is_adam ? adam : momentum) {
+      EXPECT_TRUE(says(text, format("\n  --{} ", name))) << app;
+    }
+    for (const auto& name : is_adam ? momentum : adam) {
+      EXPECT_EQ(text.find("--" + name), text.npos) << app;
+      const auto [code, error] = failure_of(app, {"--" + name, "0.5"});
+      EXPECT_EQ(code, 2);
+      EXPECT_TRUE(says(error, format("--{}: this program does not read it", name))) << app;
+    }
+  }
+}
+
+// Between averages each rank has losses and accuracies of its own; an epoch's line is about all.
+TEST(AppsTest, TheEpochsLineCountsEverySampleOnceUnderLocalSgd) {
+  const Words local = {"--localsgd", "--localsgd_configs.k_steps=3", "--batch_size=16",
+                       "--log_every=1"};
+  const auto images = output_of_two_ranks(
+      "resnet50", joined(kSmallResnet, joined(local, {"--samples=192", "--lr=0.05"})));
+  EXPECT_TRUE(says(images, ", 192 samples in ",
+                   "[train] local SGD: the lines of batches are about rank 0 alone",
+                   "[batch] global batch 32 = micro-batch 16 x 1 accumulated x 2 ranks"));
+  EXPECT_EQ(numbers(images, kBatchLine).size(), 6U) << images;
+  const auto text =
+      output_of_two_ranks("bert", joined(kSmallBert, joined(local, {"--samples=64"})));
+  EXPECT_TRUE(says(text, ", 64 samples in "));
 }
 
 }  // namespace

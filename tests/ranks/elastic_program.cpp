@@ -84,7 +84,9 @@ int body(int argc, char** argv) {
   fleet::TrainConfig defaults{.lr = 0.1, .momentum = 0.9, .batch_size = 8, .epochs = 4};
   defaults.strategy.localsgd = true;
   defaults.strategy.localsgd_configs.k_steps = 4;
-  const auto config = fleet::parse_train_configs(argc, argv, own, defaults);
+  const auto config = fleet::parse_train_configs(
+      argc, argv, own, defaults,
+      {.reads = {"lr", "momentum", "batch_size", "epochs", "snapshots"}});
   say(fleet::format("pid {}", ::getpid()));
   fleet::init();
   torch::manual_seed(3);

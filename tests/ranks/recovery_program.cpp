@@ -65,7 +65,8 @@ std::shared_ptr<const fleet::Dataset> make_data() {
 
 int body(int argc, char** argv) {
   Options own;
-  const auto config = fleet::parse_train_configs(argc, argv, own, {.lr = 0.05, .epochs = 4});
+  const auto config = fleet::parse_train_configs(argc, argv, own, {.lr = 0.05, .epochs = 4},
+                                                 {.reads = {"lr", "epochs", "seed", "snapshots"}});
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const bool is_first_attempt = attempt == nullptr || attempt == std::string("0");
   say(fleet::format("pid {}", ::getpid()));

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -137,6 +138,67 @@ TEST(TrainConfigTest, FlagsOfTheGuideThatHaveNoMeaningHereSayWhy) {
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("--download_config: Paddle's"), std::string::npos)
         << error.what();
+  }
+}
+
+std::string help_of(const ProgramHelp& program) {
+  const Words argv = argv_of({"--help"});
+  try {
+    parse_train_configs(static_cast<int>(argv.size()), argv.data(), {}, program);
+  } catch (const HelpRequested& help) {
+    return help.what();
+  }
+  return "";
+}
+
+TEST(TrainConfigTest, OnlyFlagsThatAProgramReadsAreInItsHelp) {
+  const auto flags_in = [](const std::string& help) {
+    std::set<std::string> found;
+    for (const std::string name :
+         {"lr", "momentum", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed",
+          "snapshot_dir", "save_every", "strategy", "plan_only", "amp", "lars"}) {
+      if (help.find("\n  --" + name + " ") != help.npos) found.insert(name);
+    }
+    return found;
+  };
+  using Names = std::set<std::string>;
+  EXPECT_EQ(flags_in(help_of({})), (Names{"lr", "batch_size", "epochs", "seed", "snapshot_dir",
+                                          "save_every", "strategy", "plan_only", "amp", "lars"}));
+  EXPECT_EQ(flags_in(help_of({.reads = {"lr", "beta1"}})),
+            (Names{"lr", "beta1", "strategy", "plan_only", "amp", "lars"}));
+  EXPECT_EQ(help_of({.reads = {"lr"}}).find("Snapshots ("), std::string::npos);
+}
+
+TEST(TrainConfigTest, AFlagThatAProgramDoesNotReadIsRefusedWithAReason) {
+  const auto parse = [](const Words& words, const ProgramHelp& program) {
+    const Words argv = argv_of(words);
+    return parse_train_configs(static_cast<int>(argv.size()), argv.data(), {}, program);
+  };
+  try {
+    parse({"--momentum", "0.8", "--snapshot_dir=a", "--epochs", "2"}, {.reads = {"lr"}});
+    FAIL();
+  } catch (const UsageError& error) {
+    const std::string why = "this program does not read it (ProgramHelp::reads has what it does)\n";
+    EXPECT_NE(std::string(error.what())
+                  .find("\n  - --momentum: " + why + "  - --snapshot_dir: " + why +
+                        "  - --epochs: " + why + "  fix: "),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(parse({"--momentum", "0.8"}, {.reads = {"momentum"}}).momentum, 0.8);
+}
+
+TEST(TrainConfigTest, NamesThatAProgramCannotReadAreRefused) {
+  const Words argv = argv_of({});
+  try {
+    parse_train_configs(1, argv.data(), {}, {.reads = {"lr", "momentun", "snapshot"}});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "[config] ProgramHelp::reads names what does not exist:\n"
+                 "  - 'momentun' is no field of TrainConfig (did you mean 'momentum'?)\n"
+                 "  - 'snapshot' is no field of TrainConfig (did you mean 'snapshots'?)\n"
+                 "  fix: give names of flags, or \"snapshots\"");
   }
 }
 
