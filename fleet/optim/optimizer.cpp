@@ -12,17 +12,20 @@ Optimizer::Optimizer(ModelHandle model, Common common)
     : model_(std::move(model)),
       max_grad_norm_(common.max_grad_norm),
       groups_(std::move(common.groups)) {
-  set_lr(common.lr);
+  check_lr(common.lr);
+  lr_ = common.lr;
   settings_.push_back({.weight_decay = common.weight_decay});  // of every span, until bound
 }
 
 Optimizer::~Optimizer() = default;
 
+void Optimizer::check_lr(double lr) {
+  if (std::isfinite(lr) && lr >= 0) return;
+  throw Error("optim", format("the learning rate is {}", lr), "use a finite number of at least 0");
+}
+
 void Optimizer::set_lr(double lr) {
-  if (!std::isfinite(lr) || lr < 0) {
-    throw Error("optim", format("the learning rate is {}", lr),
-                "use a finite number of at least 0");
-  }
+  check_lr(lr);
   lr_ = lr;
 }
 
@@ -37,6 +40,14 @@ void Optimizer::bind(ParameterArena& arena) {
   trust_.assign(arena.spans().size(), {});
   state_.clear();
   for (auto& name : state_names()) state_.push_back({std::move(name), arena.make_state()});
+  if (counts_updates()) span_updates_ = torch::zeros({std::ssize(arena.spans())}, torch::kDouble);
+  on_bind();
+}
+
+void Optimizer::count_updates(const std::vector<bool>& used) {
+  if (!span_updates_.defined()) return;
+  auto* const counts = span_updates_.mutable_data_ptr<double>();
+  for (size_t i = 0; i < used.size(); ++i) counts[i] += used[i] ? 1 : 0;
 }
 
 double Optimizer::clipping(const StepInput& input) const {
@@ -64,16 +75,21 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   has_same_blocks_ = !blocks_->choose(all);
   const double gradient_scale = input.gradient_scale * clipping(input);
   ++steps_;
+  count_updates(all);
   for (auto& trust : trust_) trust.is_fresh = false;
   prepare();
+  update(all, gradient_scale);
+  finish();
+}
+
+void Optimizer::update(const std::vector<bool>& used, double gradient_scale) {
   for (size_t g = 0; g < arena_->groups().size(); ++g) {
     if (is_fused(arena_->groups()[g])) {
       step_fused(g, gradient_scale);
     } else {
-      step_by_ops(g, all, gradient_scale);
+      step_by_ops(g, used, gradient_scale);
     }
   }
-  finish();
 }
 
 Optimizer::Run Optimizer::run_of(size_t index, double gradient_scale) const {
@@ -141,6 +157,8 @@ void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double 
 
 ops::SquareSums Optimizer::measure(const Run&) { return {0, 0}; }
 double Optimizer::trust(size_t, double, double) { return 1; }
+void Optimizer::apply(const Run&) { FLEET_ASSERT(false, "an optimizer that works by runs"); }
+void Optimizer::apply(Whole&) { FLEET_ASSERT(false, "an optimizer that works by parameters"); }
 
 void Optimizer::settle_trust(size_t span, double value_norm, double update_norm) {
   auto& own = trust_[span];

@@ -219,6 +219,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
   const auto remarks = check(strategy, {.world_size = comm->size(),
                                         .optimizer_name = std::string(optimizer->name()),
                                         .weight_decay = own_weight_decay(*optimizer),
+                                        .has_opaque_state = optimizer->has_opaque_state(),
                                         .is_elastic = comm->elastic() != nullptr});
   auto resolved = strategy.resolved();
   s.strategy = std::move(resolved.strategy);
@@ -270,6 +271,9 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
     std::vector<torch::Tensor> state;
     for (const auto& item : s.optimizer->state()) {
       state.insert(state.end(), item.groups.begin(), item.groups.end());
+    }
+    if (const auto& updates = s.optimizer->span_updates(); updates.defined()) {
+      state.push_back(updates);
     }
     s.local = std::make_unique<LocalSgd>(*s.arena, model, s.comm, local_sgd_options(s.strategy),
                                          std::move(state));
@@ -591,6 +595,7 @@ void DistributedOptimizer::set_counters(const TrainingCounters& counters) {
 const DistributedStrategy& DistributedOptimizer::strategy() const { return state_->strategy; }
 const ParameterArena& DistributedOptimizer::arena() const { return *state_->arena; }
 const optim::Optimizer& DistributedOptimizer::optimizer() const { return *state_->optimizer; }
+optim::Optimizer& DistributedOptimizer::optimizer() { return *state_->optimizer; }
 const std::shared_ptr<comm::Communicator>& DistributedOptimizer::comm() const {
   return state_->comm;
 }

@@ -14,6 +14,7 @@
 #include "fleet/core/parameter_arena.h"
 #include "fleet/optim/optimizer.h"
 #include "fleet/optim/schedule.h"
+#include "fleet/optim/torch_optimizer.h"
 #include "fleet/parallel/data_parallel.h"
 #include "fleet/parallel/local_sgd.h"
 #include "fleet/precision/autocast.h"
@@ -136,6 +137,7 @@ class DistributedOptimizer {
   const DistributedStrategy& strategy() const;
   const ParameterArena& arena() const;
   const optim::Optimizer& optimizer() const;
+  optim::Optimizer& optimizer();
   const std::shared_ptr<comm::Communicator>& comm() const;
   /// Null when it is off, or alone.
   LocalSgd* local_sgd();
@@ -178,6 +180,27 @@ template <std::derived_from<optim::Optimizer> O>
 DistributedOptimizer distributed_optimizer(O optimizer, const DistributedStrategy& strategy = {}) {
   return distributed_optimizer(std::unique_ptr<optim::Optimizer>(new O(std::move(optimizer))),
                                strategy);
+}
+
+/// The same over any optimizer of LibTorch, or a subclass of one's own: moved in, by reference (it
+/// must outlive the result), or in a shared pointer.
+///
+///   torch::optim::RMSprop rmsprop(net->parameters(), 0.01);
+///   torch::optim::StepLR scheduler(rmsprop, 30, 0.1);
+///   auto optimizer = fleet::distributed_optimizer(net, rmsprop, strategy);
+template <optim::IsTorchOptimizer O>
+DistributedOptimizer distributed_optimizer(const ModelHandle& model, O&& optimizer,
+                                           const DistributedStrategy& strategy = {}) {
+  return distributed_optimizer(optim::TorchOptimizer(model, std::forward<O>(optimizer)), strategy);
+}
+
+template <optim::IsTorchOptimizer O>
+DistributedOptimizer distributed_optimizer(O&& /*optimizer*/,
+                                           const DistributedStrategy& strategy = {}) {
+  static_assert(!optim::IsTorchOptimizer<O>,
+                "a torch optimizer does not know its parameters' names, so pass the model too: "
+                "fleet::distributed_optimizer(model, optimizer, strategy)");
+  return distributed_optimizer(std::unique_ptr<optim::Optimizer>(), strategy);  // not reached
 }
 
 /// Prints the guide's step line on rank 0.

@@ -302,7 +302,7 @@ const FieldList& fields_of(const DistributedStrategy*) {
               field<&S::gradient_merge_configs>("gradient_merge_configs", ""),
               field<&S::lars>("lars", "Momentum becomes LARS"),
               field<&S::lars_configs>("lars_configs", ""),
-              field<&S::lamb>("lamb", "Adam becomes LAMB"),
+              field<&S::lamb>("lamb", "Adam or AdamW becomes LAMB"),
               field<&S::lamb_configs>("lamb_configs", ""),
               field<&S::adaptive_localsgd>("adaptive_localsgd",
                                            "local SGD whose interval follows loss and lr"),

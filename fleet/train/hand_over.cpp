@@ -60,6 +60,7 @@ std::vector<torch::Tensor> tensors_of(DistributedOptimizer& optimizer) {
   const auto& arena = optimizer.arena();
   for (const auto& group : arena.groups()) tensors.push_back(group.values);
   for (const auto& item : optimizer.optimizer().state()) add(item.groups);
+  if (const auto& updates = optimizer.optimizer().span_updates(); updates.defined()) add({updates});
   const auto local = optimizer.local_sgd()->state();
   add(local.anchor);
   add(local.velocity);

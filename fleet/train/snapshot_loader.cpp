@@ -77,7 +77,9 @@ class Loader {
         state_(from_.files.folder() / kOptimizerFile),
         own_(from_.files.folder() / rank_tensors_file(from_.source)),
         other_ranks_(from_.training.world_size != comm_.size()),
-        is_own_(!other_ranks_ && from_.training.local_sgd == (optimizer.local_sgd() != nullptr)) {}
+        is_own_(!other_ranks_ && from_.training.local_sgd == (optimizer.local_sgd() != nullptr)),
+        opaque_(from_.files.folder() /
+                rank_tensors_file(is_own_ && from_.training.local_sgd ? from_.source : 0)) {}
 
   void load(const DataPosition& data) {
     say_what_differs();
@@ -109,12 +111,14 @@ class Loader {
     const torch::NoGradGuard no_grad;
     const auto tensors =
         snapshot_tensors(optimizer_, is_own_ ? ModelTensors::kCommon : ModelTensors::kValues);
-    check_fit(model_, tensors.model, "");
-    check_fit(state_, tensors.optimizer, kLocalSgdNames);
-    if (is_own_) check_fit(own_, tensors.own, kGeneratorNames);
+    check_fit(model_, tensors.model, {});
+    check_fit(state_, tensors.optimizer, {kLocalSgdNames});
+    if (is_own_) check_fit(own_, tensors.own, {kGeneratorNames, kOpaqueStateNames});
+    check_opaque_state(opaque_, optimizer_);
     read_tensors(model_, tensors.model);
     read_tensors(state_, tensors.optimizer);
     if (is_own_) read_tensors(own_, tensors.own);
+    set_opaque_state(opaque_, optimizer_);
   }
 
   void set_generators() const {
@@ -163,6 +167,7 @@ class Loader {
   SafetensorsFile model_, state_, own_;
   bool other_ranks_;
   bool is_own_;  // what differs by rank means the same here
+  SafetensorsFile opaque_;
 };
 
 }  // namespace

@@ -21,6 +21,7 @@ struct SnapshotWriter::Job {
   RankRecord rank;
   std::string data;  // empty: none
   Tensors generators;
+  Tensors opaque_states;
   SnapshotTensors tensors;  // the copy, or where they lie
 };
 
@@ -31,6 +32,8 @@ SnapshotWriter::SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions 
       data_(std::move(data)),
       comm_(optimizer.comm()->duplicate("snapshots")) {
   bring_in_average();
+  // An optimizer that cannot be saved says so now, on all ranks.
+  if (optimizer.optimizer().has_opaque_state()) optimizer.optimizer().opaque_state();
   if (comm_->elastic()) return;
   // Now, so that a budget for memory counts it from the start, and with its pages in place.
   copy_.take(live());
@@ -71,6 +74,7 @@ void SnapshotWriter::save() {
           .rank = rank_record(optimizer_)};
   if (data_.is_known()) job.data = data_.to_json();
   job.generators = generator_states(optimizer_.arena());
+  job.opaque_states = opaque_states(optimizer_);
   if (comm_->elastic()) return write_by_those_present(std::move(job));
   copy_.take(live());
   job.tensors = copy_.tensors();
@@ -143,6 +147,7 @@ FileHashes SnapshotWriter::write_files(const std::filesystem::path& folder, cons
   }
   auto own = job.tensors.own;
   own.insert(own.end(), job.generators.begin(), job.generators.end());
+  own.insert(own.end(), job.opaque_states.begin(), job.opaque_states.end());
   write_tensors(rank_tensors_file(rank), own);
   write_text(rank_file(rank), write_json(job.rank, RankRecord{}));
   if (job.training.has_data) write_text(rank_data_file(rank), job.data);

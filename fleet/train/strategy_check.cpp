@@ -8,6 +8,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/budget_plans.h"
+#include "fleet/train/layer_wise_optimizer.h"
 
 namespace fleet {
 namespace {
@@ -127,7 +128,7 @@ class Check {
     if (strategy_.lars && strategy_.lamb) {
       problem(
           "lars and lamb are two update rules for the same parameters; choose lars (over "
-          "Momentum) or lamb (over Adam)");
+          "Momentum) or lamb (over Adam or AdamW)");
     }
     const auto& optimizer = context_.optimizer_name;
     if (optimizer.empty()) return;
@@ -137,18 +138,40 @@ class Check {
                  "and momentum, or switch lars off",
                  optimizer));
     }
-    if (strategy_.lamb && optimizer != "Adam") {
+    if (strategy_.lamb && optimizer != "Adam" && optimizer != "AdamW") {
       problem(
-          format("lamb is built on Adam, but the optimizer is {}; use Adam with its lr and "
-                 "betas (lamb decays weights by itself), or switch lamb off",
+          format("lamb is built on Adam or AdamW, but the optimizer is {}; use one of those with "
+                 "its lr and betas, or switch lamb off",
                  optimizer));
     }
-    if ((strategy_.lars || strategy_.lamb) && context_.weight_decay != 0) {
+    if (strategy_.lamb && optimizer == "AdamW") {
+      lamb_over_adamw();
+    } else if ((strategy_.lars || strategy_.lamb) && context_.weight_decay != 0) {
       problem(
           format("{}'s own weight_decay of {} would be added to {}_weight_decay; set it to 0 and "
                  "give {}_configs.{}_weight_decay",
                  optimizer, context_.weight_decay, strategy_.lars ? "lars" : "lamb",
                  strategy_.lars ? "lars" : "lamb", strategy_.lars ? "lars" : "lamb"));
+    }
+  }
+
+  void lamb_over_adamw() {
+    const double own = context_.weight_decay;
+    const double configured = strategy_.lamb_configs.lamb_weight_decay;
+    switch (lamb_decay(own, strategy_.lamb_configs)) {
+      case LambDecay::kAdamW:
+        remark(format("lamb takes over AdamW's weight_decay of {}", own));
+        break;
+      case LambDecay::kConfigs:
+        remark(
+            format("lamb decays by lamb_weight_decay = {}; AdamW's default of {} is not in force",
+                   configured, own));
+        break;
+      case LambDecay::kConflict:
+        problem(
+            format("AdamW's weight_decay is {} and lamb_configs.lamb_weight_decay is {}; LAMB has "
+                   "one decay: set one of them",
+                   own, configured));
     }
   }
 
@@ -175,6 +198,13 @@ class Check {
             "leave --elastic out and restart from snapshots");
       }
       return;
+    }
+    if (context_.is_elastic && context_.has_opaque_state) {
+      problem(
+          format("fleetrun --elastic gives a rank that comes back the optimizer's state, which {} "
+                 "keeps to itself; use an optimizer of Fleet's, or leave --elastic out and restart "
+                 "from snapshots",
+                 context_.optimizer_name));
     }
 
     if (strategy_.localsgd) {
@@ -235,11 +265,11 @@ class Check {
                  name));
     }
     const auto& optimizer = context_.optimizer_name;
-    if (configs.optimizer_state == "reset" && optimizer.starts_with("Adam")) {
+    if (configs.optimizer_state != defaults.optimizer_state && context_.has_opaque_state) {
       problem(
-          format("{}_configs: optimizer_state = reset forgets the squares that {} divides by, and "
-                 "the updates after it would be several times too large; keep it local, or average",
-                 name, optimizer));
+          format("{}_configs: optimizer_state = {} needs the optimizer's state, which {} keeps to "
+                 "itself; keep it local, or use an optimizer of Fleet's",
+                 name, configs.optimizer_state, optimizer));
     }
     if (configs.optimizer_state != defaults.optimizer_state && optimizer == "SGD") {
       remark(format("{}_configs.optimizer_state has no effect: SGD has no state", name));

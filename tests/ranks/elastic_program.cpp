@@ -27,13 +27,15 @@ using fleet::launch::say;
 struct Options {
   int64_t step_ms = 10;
   std::string until = {};
+  bool adam = false;
 };
 
 const fleet::FieldList& fields_of(const Options*) {
   static const fleet::FieldList list{
       "app",
       {fleet::field<&Options::step_ms>("step_ms", "how long an update takes at least").at_least(0),
-       fleet::field<&Options::until>("until", "end after the epoch in which this file appears")}};
+       fleet::field<&Options::until>("until", "end after the epoch in which this file appears"),
+       fleet::field<&Options::adam>("adam", "train with Adam instead of Momentum")}};
   return list;
 }
 
@@ -79,6 +81,21 @@ bool is_time_to_end(const std::string& file) {
   return seen.item<int64_t>() > 0;
 }
 
+std::unique_ptr<fleet::optim::Optimizer> make_optimizer(torch::nn::Sequential& net, bool adam,
+                                                        const fleet::TrainConfig& config) {
+  if (adam) return std::make_unique<fleet::optim::Adam>(net, fleet::optim::AdamOptions{.lr = 0.01});
+  return std::make_unique<fleet::optim::Momentum>(
+      net, fleet::optim::MomentumOptions{.lr = config.lr, .momentum = config.momentum});
+}
+
+void say_updates(const torch::Tensor& updates) {
+  std::string text = "updates of parameters";
+  for (int64_t i = 0; i < updates.numel(); ++i) {
+    text += fleet::format(" {}", updates[i].item<double>());
+  }
+  say(text);
+}
+
 int body(int argc, char** argv) {
   Options own;
   fleet::TrainConfig defaults{.lr = 0.1, .momentum = 0.9, .batch_size = 8, .epochs = 4};
@@ -92,8 +109,8 @@ int body(int argc, char** argv) {
   fleet::DataLoader data(std::make_shared<Points>(), {.batch_size = config.batch_size,
                                                       .rank = fleet::worker_index(),
                                                       .world_size = fleet::worker_num()});
-  auto optimizer = fleet::distributed_optimizer(
-      fleet::optim::Momentum(net, {.lr = config.lr, .momentum = config.momentum}), config.strategy);
+  auto optimizer =
+      fleet::distributed_optimizer(make_optimizer(net, own.adam, config), config.strategy);
   fleet::Snapshots snapshots(optimizer, config.snapshots, data);
   bool is_over = false;
   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs && !is_over; ++epoch) {
@@ -113,6 +130,7 @@ int body(int argc, char** argv) {
   }
   snapshots.finish();
   fleet::shutdown();
+  if (own.adam) say_updates(optimizer.optimizer().span_updates());
   say(fleet::format("digest {:016x}", digest(net->parameters())));
   say(fleet::format("loss {:.6f}", loss_of_all(net)));
   return 0;

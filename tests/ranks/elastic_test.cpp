@@ -125,6 +125,26 @@ TEST_P(KilledElasticTest, IsNotWaitedForAndComesBack) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, KilledElasticTest, testing::Values(0, 1));
 
+// Adam's moments mean little without the number of updates that they were made of.
+TEST(ElasticTest, RankThatComesBackTakesOverHowOftenParametersWereUpdated) {
+  const TemporaryFolder folder;
+  const auto end = folder.path() / "end";
+  Training training(2, {"--epochs=1000", "--adam", "--until=" + end.string()});
+  ASSERT_TRUE(training.has_averaged(1, 10)) << training.output();
+  training.send_to(1, SIGKILL);
+  ASSERT_TRUE(training.trains_again(1, 2)) << both_logs(training);
+  std::ofstream(end) << "now";
+  ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
+  expect_same_and_learned(training);
+  const auto updates = [&](int rank) {
+    const auto log = training.log(rank);
+    const auto begin = log.rfind("updates of parameters ");
+    return begin == log.npos ? "none" : log.substr(begin, log.find('\n', begin) - begin);
+  };
+  EXPECT_NE(updates(0), "none") << training.log(0);
+  EXPECT_EQ(updates(1), updates(0));
+}
+
 TEST(ElasticTest, RankThatIsGoneForGoodIsNotNeeded) {
   Training training(3, {"--epochs=4"}, {"--max_restarts=0"});
   ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
