@@ -80,6 +80,18 @@ SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors w
   return tensors;
 }
 
+SnapshotTensors snapshot_tensors(const ModelHandle& model, const comm::Communicator& comm,
+                                 bool ranks_differ) {
+  const auto parameters = model.parameters(), buffers = model.buffers();
+  SnapshotTensors tensors;
+  add(parameters, "", tensors.model);
+  add(buffers, "", tensors.model);
+  if (comm.index() == 0) return tensors;
+  if (ranks_differ) add(parameters, "parameter/", tensors.own);
+  add(buffers, "buffer/", tensors.own);
+  return tensors;
+}
+
 std::vector<NamedTensor> generator_states(const ParameterArena& arena) {
   std::vector<NamedTensor> states;
   for (const auto& generator : generators_of(arena)) {
@@ -114,11 +126,11 @@ void reseed_generators(const ParameterArena& arena, int64_t rank, int64_t step) 
 }
 
 void check_fit(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors,
-               std::string_view optional) {
+               const std::vector<std::string_view>& optional) {
   std::vector<std::string> problems, missing;
   std::set<std::string> known;
   const auto may_differ = [&](const std::string& name) {
-    return !optional.empty() && name.starts_with(optional);
+    return std::ranges::any_of(optional, [&](auto prefix) { return name.starts_with(prefix); });
   };
   for (const auto& [name, tensor] : tensors) {
     known.insert(name);

@@ -24,6 +24,9 @@ struct SnapshotTensors {
   std::vector<NamedTensor> own;        // of this rank alone
 };
 SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors which);
+/// Of a model that no optimizer trains. `ranks_differ`: in parameters; in buffers they always may.
+SnapshotTensors snapshot_tensors(const ModelHandle& model, const comm::Communicator& comm,
+                                 bool ranks_differ);
 
 /// Random generators that a training draws from by default, as "generator/cpu".
 std::vector<NamedTensor> generator_states(const ParameterArena& arena);
@@ -34,10 +37,10 @@ void seed_generators(const SafetensorsFile& rank_0, const ParameterArena& arena,
 /// The same from the seed that they have.
 void reseed_generators(const ParameterArena& arena, int64_t rank, int64_t step);
 
-/// Throws one Error with all names and shapes that do not fit. `optional`: a beginning of names
-/// that may be there or not.
+/// Throws one Error with all names and shapes that do not fit. `optional`: beginnings of names that
+/// may be there or not.
 void check_fit(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors,
-               std::string_view optional);
+               const std::vector<std::string_view>& optional = {});
 /// Those that the file has.
 void read_tensors(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors);
 

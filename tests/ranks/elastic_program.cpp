@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,13 +28,15 @@ using fleet::launch::say;
 struct Options {
   int64_t step_ms = 10;
   std::string until = {};
+  bool two = false;
 };
 
 const fleet::FieldList& fields_of(const Options*) {
   static const fleet::FieldList list{
       "app",
       {fleet::field<&Options::step_ms>("step_ms", "how long an update takes at least").at_least(0),
-       fleet::field<&Options::until>("until", "end after the epoch in which this file appears")}};
+       fleet::field<&Options::until>("until", "end after the epoch in which this file appears"),
+       fleet::field<&Options::two>("two", "a second net, with an optimizer of its own")}};
   return list;
 }
 
@@ -94,7 +97,21 @@ int body(int argc, char** argv) {
                                                       .world_size = fleet::worker_num()});
   auto optimizer = fleet::distributed_optimizer(
       fleet::optim::Momentum(net, {.lr = config.lr, .momentum = config.momentum}), config.strategy);
-  fleet::Snapshots snapshots(optimizer, config.snapshots, data);
+  torch::nn::Linear linear(8, 4);
+  std::optional<fleet::DistributedOptimizer> second;
+  if (own.two) {
+    second.emplace(
+        fleet::distributed_optimizer(fleet::optim::Adam(linear, {.lr = 0.01}), config.strategy));
+  }
+  int64_t averages = 0;
+  const std::vector<fleet::SnapshotValue> values = {{"averages", &averages}};
+  auto contents = fleet::SnapshotContents::of(optimizer, data, values);
+  if (second) {
+    contents = {.optimizers = {{"first", &optimizer}, {"second", &*second}},
+                .data = data,
+                .values = values};
+  }
+  fleet::Snapshots snapshots(config.snapshots, contents);
   bool is_over = false;
   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs && !is_over; ++epoch) {
     for (const auto& batch : data.epoch(epoch)) {
@@ -102,18 +119,28 @@ int body(int argc, char** argv) {
       const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
         return torch::mse_loss(net->forward(part.data), part.target);
       });
+      if (second) {
+        second->minimize(batch, [&](const fleet::Batch& part) {
+          return torch::mse_loss(linear->forward(part.data), part.target);
+        });
+      }
       if (report.synced) {
+        ++averages;
         say(fleet::format("update {} of epoch {} at {:.4f}", report.update, epoch, now_s()));
       }
       snapshots.after_update();
     }
     optimizer.end_epoch();
+    if (second) second->end_epoch();
     snapshots.after_epoch();
     is_over = is_time_to_end(own.until);
   }
   snapshots.finish();
   fleet::shutdown();
-  say(fleet::format("digest {:016x}", digest(net->parameters())));
+  say(fleet::format("averages {}", averages));
+  auto parameters = net->parameters();
+  if (second) parameters.push_back(linear->weight);
+  say(fleet::format("digest {:016x}", digest(parameters)));
   say(fleet::format("loss {:.6f}", loss_of_all(net)));
   return 0;
 }
