@@ -321,7 +321,7 @@ int64_t number_from(const char* variable, int64_t otherwise) {
 class ElasticSoakTest : public testing::TestWithParam<int> {};
 
 constexpr int kLeastFaults = 6;
-constexpr int64_t kEpochsToLearn = 8;  // twice as many as without faults
+constexpr int64_t kEpochsAfterwards = 8;
 
 TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
   const int ranks = GetParam();
@@ -361,17 +361,16 @@ TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
     }
   }
   EXPECT_TRUE(training.all_train()) << both_logs(training);
-  // It has learned by then, however few updates the faults left time for.
-  EXPECT_TRUE(
-      eventually([&] { return training.story(0).updates.back().epoch >= kEpochsToLearn; }, 60s));
+  const auto recovered = training.story(0).updates.back().epoch;
+  EXPECT_TRUE(eventually(
+      [&] { return training.story(0).updates.back().epoch > recovered + kEpochsAfterwards; }, 60s));
   std::ofstream(end) << "now";
   ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
   expect_same_and_learned(training);
-  const auto epochs = training.story(0).updates.back().epoch + 1;
-  Training undisturbed(ranks, {format("--epochs={}", epochs), "--step_ms=0"});
+  Training undisturbed(ranks, {format("--epochs={}", kEpochsAfterwards), "--step_ms=0"});
   ASSERT_EQ(undisturbed.wait(90s), 0) << undisturbed.output();
   EXPECT_LT(training.story(0).loss, 2 * undisturbed.story(0).loss + 0.005)
-      << "after " << epochs << " epochs";
+      << "whatever happened to it before, it learns from there as well as from the start";
   RecordProperty("kills", kills);
   RecordProperty("stops", stops);
 }
