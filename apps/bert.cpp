@@ -37,11 +37,12 @@ const fleet::FieldList& fields_of(const Options*) {
 }
 
 apps::Bert make_model(const Options& own, int64_t vocab, int64_t seq) {
-  auto options = own.model == "large" ? apps::bert_large_options() : apps::BertOptions();
+  apps::BertOptions options;
   if (own.model == "small") options = {.hidden = 256, .layers = 4, .heads = 4};
   if (own.layers > 0) options.layers = own.layers;
   if (own.hidden > 0) options.hidden = own.hidden;
   if (own.heads > 0) options.heads = own.heads;
+  options = own.model == "large" ? apps::bert_large_options(options) : options.resolved();
   options.intermediate = 4 * options.hidden;
   options.vocab = vocab;
   options.max_positions = std::max(options.max_positions, seq);
@@ -75,7 +76,8 @@ int body(int argc, char** argv) {
       {.lr = 1e-3, .beta2 = 0.999, .epsilon = 1e-6},
       {.about = "pretrains BERT: masked words and next sentences",
        .examples = {"{} --seq 32 --max_updates 200",
-                    "fleetrun --nproc_per_node 2 {} --seq 32 --max_updates 50 --recompute"}});
+                    "fleetrun --nproc_per_node 2 {} --seq 32 --max_updates 50 --recompute"},
+       .reads = {"lr", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   torch::manual_seed(config.seed + fleet::worker_index());
   auto data = apps::load_bert_data(text, config);

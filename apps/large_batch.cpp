@@ -116,7 +116,8 @@ fleet::Loss loss_of(nn::Sequential& net, const fleet::Batch& batch) {
 }
 
 // Running statistics trail the weights, by much where each update is a large one. So they are taken
-// anew: the mean over the batches of `data` that pass the finished net.
+// anew: the mean over the batches of `data` that pass the finished net. Every rank takes all of
+// them, so that all have the same statistics.
 void renew_statistics(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> data) {
   const torch::NoGradGuard no_grad;
   for (const auto& module : net->modules(/*include_self=*/false)) {
@@ -125,7 +126,7 @@ void renew_statistics(nn::Sequential& net, std::shared_ptr<const fleet::Dataset>
       norm->options.momentum(std::nullopt);  // a plain mean of all that comes
     }
   }
-  fleet::DataLoader loader(std::move(data), {.batch_size = kNormBatch});
+  fleet::DataLoader loader(std::move(data), {.batch_size = kNormBatch, .world_size = 1});
   net->train();
   for (const auto& batch : loader.epoch(0)) net->forward(batch.data);
 }
@@ -136,6 +137,7 @@ double percent_right(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> 
   fleet::DataLoader loader(std::move(data), {.batch_size = 500, .shuffle = false});
   net->eval();
   for (const auto& batch : loader.epoch(0)) accuracy.add(net->forward(batch.data), batch.target);
+  fleet::all_reduce_sum(accuracy.counts());
   return 100 * accuracy.top(1);
 }
 
@@ -167,15 +169,14 @@ int body(int argc, char** argv) {
       {.lr = 0.4, .beta2 = 0.95, .epsilon = 1e-6, .batch_size = 8192, .epochs = 16},
       {.about = "trains a small net with large batches, for scripts/large_batch.py",
        .examples = {"large_batch --rule lars --batch_size 8192 --lr 0.4",
-                    "large_batch --rule momentum --batch_size 256 --lr 0.1 --results out.jsonl"}});
+                    "large_batch --rule momentum --batch_size 256 --lr 0.1 --results out.jsonl"},
+       .reads = {"lr", "momentum", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed"}});
   fleet::init();
-  const int rank = fleet::worker_index(), ranks = fleet::worker_num();
   const auto images = fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTrain);
   const int64_t kept = images->size() - kHeldOut;
   const auto test = fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTest);
-  fleet::DataLoader train(
-      part_of(*images, 0, kept),
-      {.batch_size = config.batch_size, .seed = config.seed, .rank = rank, .world_size = ranks});
+  fleet::DataLoader train(part_of(*images, 0, kept),
+                          {.batch_size = config.batch_size, .seed = config.seed});
 
   torch::manual_seed(config.seed);
   auto net = make_net();
@@ -187,13 +188,15 @@ int body(int argc, char** argv) {
   Result result;
   try {
     for (int64_t epoch = 0; epoch < config.epochs; ++epoch) {
-      double loss_sum = 0;
+      fleet::WeightedMean loss;
       for (const auto& batch : train.epoch(epoch)) {
         const auto report = optimizer.minimize(
             batch, [&](const fleet::Batch& share) { return loss_of(net, share); });
-        loss_sum += report.loss * report.weight;
+        loss.add(report.own_loss, report.own_weight);
       }
-      result.loss = loss_sum / static_cast<double>(kept);
+      optimizer.end_epoch();
+      fleet::all_reduce_sum(loss.sums());
+      result.loss = loss.value();
       fleet::log::info("train", fleet::format("epoch {}: loss {:.4f}", epoch + 1, result.loss));
     }
     renew_statistics(net, part_of(*images, 0, kForStatistics));
@@ -205,7 +208,7 @@ int body(int argc, char** argv) {
     result.diverged = true;
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  write_result(own, config, config.batch_size * ranks, updates, took.count(), result);
+  write_result(own, config, config.batch_size * fleet::worker_num(), updates, took.count(), result);
   fleet::shutdown();
   return 0;
 }

@@ -6,6 +6,8 @@
 
 #include <fleet/fleet.h>
 
+#include <algorithm>
+
 namespace {
 
 namespace apps = fleet::applications;
@@ -33,23 +35,18 @@ const fleet::FieldList& fields_of(const Options*) {
   return list;
 }
 
+constexpr int64_t kDepths[] = {18, 50, 101, 152};
+
 apps::Resnet make_model(const Options& own, int64_t classes) {
-  apps::ResnetOptions options{.classes = classes,
-                              .width = own.width,
-                              .zero_init_last_norm = own.zero_init_last_norm,
-                              .label_smoothing = own.label_smoothing};
-  if (own.depth == 18) {
-    options.blocks = {2, 2, 2, 2};
-    options.bottleneck = false;
-  } else if (own.depth == 101) {
-    options.blocks = {3, 4, 23, 3};
-  } else if (own.depth == 152) {
-    options.blocks = {3, 8, 36, 3};
-  } else if (own.depth != 50) {
+  if (std::ranges::find(kDepths, own.depth) == std::end(kDepths)) {
     throw fleet::UsageError("app", fleet::format("there is no ResNet of {} layers", own.depth),
                             "use --depth 18, 50, 101 or 152");
   }
-  return apps::Resnet(options);
+  return apps::Resnet(
+      apps::resnet_options(own.depth, {.classes = classes,
+                                       .width = own.width,
+                                       .zero_init_last_norm = own.zero_init_last_norm,
+                                       .label_smoothing = own.label_smoothing}));
 }
 
 int body(int argc, char** argv) {
@@ -60,7 +57,8 @@ int body(int argc, char** argv) {
       argc, argv, {{"Model", own}, {"Data", images}, {"Run", run}}, {.lr = 0.1},
       {.about = "trains ResNet to name images",
        .examples = {"{} --image_size 64 --max_updates 30",
-                    "fleetrun --nproc_per_node 2 {} --depth 18 --image_size 32 --amp"}});
+                    "fleetrun --nproc_per_node 2 {} --depth 18 --image_size 32 --amp"},
+       .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   images = images.resolved();
   torch::manual_seed(config.seed + fleet::worker_index());

@@ -41,13 +41,14 @@ const fleet::FieldList& fields_of(const Options*) {
 }
 
 apps::Transformer make_model(const Options& own, int64_t vocab, int64_t seq) {
-  auto options = own.model == "big" ? apps::transformer_big_options() : apps::TransformerOptions();
+  apps::TransformerOptions options;
   if (own.model == "small") {
     options = {.width = 128, .heads = 4, .encoder_layers = 2, .decoder_layers = 2};
   }
   if (own.layers > 0) options.encoder_layers = options.decoder_layers = own.layers;
   if (own.hidden > 0) options.width = own.hidden;
   if (own.heads > 0) options.heads = own.heads;
+  options = own.model == "big" ? apps::transformer_big_options(options) : options.resolved();
   options.feed_forward = 4 * options.width;
   options.source_vocab = options.target_vocab = vocab;
   options.max_positions = std::max(options.max_positions, seq + 1);
@@ -65,7 +66,8 @@ int body(int argc, char** argv) {
       {.lr = 1e-3, .beta2 = 0.98, .batch_size = 64},
       {.about = "trains the Transformer to translate",
        .examples = {"{} --max_updates 300",
-                    "fleetrun --nproc_per_node 2 {} --max_updates 50 --recompute"}});
+                    "fleetrun --nproc_per_node 2 {} --max_updates 50 --recompute"},
+       .reads = {"lr", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   torch::manual_seed(config.seed + fleet::worker_index());
   auto data = apps::load_transformer_data(pairs, config);

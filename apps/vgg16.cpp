@@ -55,9 +55,9 @@ int body(int argc, char** argv) {
   const auto config = fleet::parse_train_configs(
       argc, argv, {{"Model", own}, {"Data", images}, {"Run", run}}, {.lr = 0.01},
       {.about = "trains VGG16 to name images",
-       .examples = {
-           "{} --image_size 64 --width 16 --hidden 256 --max_updates 30",
-           "fleetrun --nproc_per_node 2 {} --image_size 32 --width 8 --hidden 128 --amp"}});
+       .examples = {"{} --image_size 64 --width 16 --hidden 256 --max_updates 30",
+                    "fleetrun --nproc_per_node 2 {} --image_size 32 --width 8 --hidden 128 --amp"},
+       .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});
   fleet::init();
   images = images.resolved();
   torch::manual_seed(config.seed + fleet::worker_index());

@@ -37,7 +37,7 @@ class Photographs {
 };
 
 // One pass; nothing is made ahead, so that `threads` are all that work.
-void pass(DataLoader& loader) {
+void pass(DataLoader<>& loader) {
   int64_t got = 0;
   for (const Batch& batch : loader) got += batch.size();
   if (got != kImages) throw Error("bench", format("{} of {} images came", got, kImages));

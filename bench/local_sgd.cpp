@@ -88,7 +88,7 @@ struct Host {
 
 struct Trainee {
   Trainee(const DistributedStrategy& strategy, int64_t seed, const Data& data)
-      : train(data, {.batch_size = kBatch, .seed = seed, .rank = worker_index(), .world_size = 2}),
+      : train(data, {.batch_size = kBatch, .seed = seed}),
         net((torch::manual_seed(static_cast<uint64_t>(seed)), make_net())),
         optimizer(made_silently(net, strategy)) {}
 
@@ -111,7 +111,7 @@ struct Trainee {
     return updates;
   }
 
-  DataLoader train;
+  DataLoader<> train;
   nn::Sequential net;
   DistributedOptimizer optimizer;
   int64_t epoch = 0;
@@ -123,9 +123,7 @@ double accuracy(const Mode& mode, int64_t seed, const Data& train, const Data& t
   trainee.run(kTrainingUpdates);
   trainee.optimizer.end_epoch();
   const torch::NoGradGuard no_grad;
-  DataLoader loader(
-      test,
-      {.batch_size = 500, .shuffle = false, .rank = worker_index(), .world_size = worker_num()});
+  DataLoader loader(test, {.batch_size = 500, .shuffle = false});
   Accuracy top;
   trainee.net->eval();
   for (const auto& batch : loader.epoch(0)) top.add(trainee.net->forward(batch.data), batch.target);

@@ -448,7 +448,7 @@ void tape_on_blocks(std::vector<Row>& rows) {
   applications::BertOptions options;
   options.vocab = 1000;
   options.layers = 2;
-  const auto net = bert(options, 128);
+  const auto net = bert(options.resolved(), 128);
   for (const auto& parameter : net.parameters) {
     parameter.mutable_grad() = torch::zeros_like(parameter);
   }
@@ -462,7 +462,7 @@ void tape_on_blocks(std::vector<Row>& rows) {
 // How long it takes to find a plan, offload included.
 void planning(std::vector<Row>& rows) {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::meta());
-  auto model = applications::Resnet152(torch::kMeta);
+  auto model = applications::Resnet152({.device = torch::kMeta});
   const auto profile = memory::profile_on_meta(
       [&] { return model.loss(applications::synthetic_batch(model.options(), 32, 1, 224)); },
       memory::MachineRates{.flops = 1e11, .bytes = 1e10});

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "fleet/applications/environment_options.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
 
@@ -14,6 +15,9 @@ namespace fleet::applications {
 
 /// What the models here have in common. It holds one as TORCH_MODULE's classes do: copies share it.
 /// What training programs call has a dot, everything else of the module an arrow.
+///
+/// All are made alike: `Model(options)`, or by the name of a size, `BertLarge(options)`. What the
+/// options leave open (0, or nothing) is that size's; everything else counts as it stands there.
 ///
 ///   auto model = fleet::applications::BertLarge();
 ///   strategy.recompute_configs = {.checkpoints = model.checkpoints()};
@@ -25,7 +29,8 @@ class Application : public torch::nn::ModuleHolder<Impl> {
   using Options = typename Impl::Options;
 
   explicit Application(const Options& options = {})
-      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(options)) {}
+      : torch::nn::ModuleHolder<Impl>(
+            std::make_shared<Impl>(with_environment(options.resolved()))) {}
   Application(std::nullptr_t) : torch::nn::ModuleHolder<Impl>(nullptr) {}  // NOLINT: as its base
 
   const Options& options() const { return this->ptr()->options(); }

@@ -9,7 +9,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "fleet/applications/name_group.h"
-#include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/checkpoint.h"
@@ -31,6 +30,15 @@ ops::LayerNorm norm(const BertOptions& options) {
 }
 
 std::string name_of(size_t layer) { return format("encoder.layer.{}", layer); }
+
+// `options` with the sizes of a named model instead of 0.
+BertOptions filled(BertOptions options, const BertOptions& named) {
+  for (const auto size : {&BertOptions::hidden, &BertOptions::layers, &BertOptions::heads,
+                          &BertOptions::intermediate}) {
+    if (options.*size == 0) options.*size = named.*size;
+  }
+  return options;
+}
 
 void check(const BertOptions& options) {
   if (options.heads < 1 || options.hidden % options.heads != 0) {
@@ -86,7 +94,8 @@ class BertLayerImpl : public torch::nn::Module {
   ops::LayerNorm output_norm_{nullptr};
 };
 
-BertImpl::BertImpl(const BertOptions& o) : options_(o) {
+BertImpl::BertImpl(const BertOptions& options) : options_(options.resolved()) {
+  const auto& o = options_;
   check(o);
   const auto embedding = [&](int64_t tokens, int64_t padding) {
     return ops::Embedding(
@@ -186,11 +195,7 @@ std::vector<std::string> BertImpl::checkpoints() const {
   return names;
 }
 
-MaskedText Bert::load_digital_dataset_from_file(MaskedTextOptions data) const {
-  if (data.world_size == 1) {
-    data.rank = world()->rank();
-    data.world_size = world()->size();
-  }
+MaskedText Bert::load_digital_dataset_from_file(const MaskedTextOptions& data) const {
   auto text = fleet::load_digital_dataset_from_file(data);
   std::vector<std::string> problems;
   if (text.vocabulary().size() > options().vocab) {
@@ -208,16 +213,32 @@ MaskedText Bert::load_digital_dataset_from_file(MaskedTextOptions data) const {
   return text;
 }
 
-BertOptions bert_large_options() {
-  return {.hidden = 1024, .layers = 24, .heads = 16, .intermediate = 4096};
+BertOptions BertOptions::resolved() const {
+  return filled(*this, {.hidden = 768, .layers = 12, .heads = 12, .intermediate = 3072});
 }
 
-Bert BertBase(torch::Device device) { return Bert(BertOptions{.device = device}); }
+BertOptions bert_large_options(BertOptions options) {
+  return filled(options, {.hidden = 1024, .layers = 24, .heads = 16, .intermediate = 4096});
+}
 
-Bert BertLarge(torch::Device device) {
-  auto options = bert_large_options();
-  options.device = device;
-  return Bert(options);
+Bert BertBase(const BertOptions& options) { return Bert(options); }
+Bert BertLarge(const BertOptions& options) { return Bert(bert_large_options(options)); }
+
+const FieldList& fields_of(const BertOptions*) {
+  using B = BertOptions;
+  static const FieldList list{
+      .area = "bert",
+      .fields = {
+          field<&B::vocab>("vocab", "tokens that there are").at_least(1),
+          field<&B::hidden>("hidden", "width of a layer").at_least(1),
+          field<&B::layers>("layers", "of the encoder").at_least(1),
+          field<&B::heads>("heads", "of attention").at_least(1),
+          field<&B::intermediate>("intermediate", "width of the feed-forward").at_least(1),
+          field<&B::max_positions>("max_positions", "longest sequence").at_least(1),
+          field<&B::hidden_dropout>("hidden_dropout", "of layers").at_least(0).below(1),
+          field<&B::attention_dropout>("attention_dropout", "of attention").at_least(0).below(1),
+      }};
+  return list;
 }
 
 }  // namespace fleet::applications

@@ -14,13 +14,13 @@
 
 namespace fleet::applications {
 
-/// The defaults are those of BERT base.
+/// A size that is 0 is that of the named model, or else of BERT base.
 struct BertOptions {
   int64_t vocab = 30522;
-  int64_t hidden = 768;
-  int64_t layers = 12;
-  int64_t heads = 12;
-  int64_t intermediate = 3072;
+  int64_t hidden = 0;        // 768; large: 1024
+  int64_t layers = 0;        // 12; large: 24
+  int64_t heads = 0;         // 12; large: 16
+  int64_t intermediate = 0;  // 3072; large: 4096
   int64_t max_positions = 512;
   int64_t type_vocab = 2;
   int64_t pad_token = 0;  // its embedding starts at zero
@@ -30,7 +30,11 @@ struct BertOptions {
   double init_std = 0.02;
   ops::AttentionPath attention_path = ops::AttentionPath::kAuto;
   torch::Device device = torch::kCPU;
+
+  /// With the sizes of BERT base instead of 0.
+  BertOptions resolved() const;
 };
+const FieldList& fields_of(const BertOptions*);
 
 struct BertScores {
   torch::Tensor masked_tokens;  // M x vocab: only masked places are scored
@@ -94,13 +98,17 @@ class Bert : public Application<BertImpl> {
   using Application<BertImpl>::Application;
 
   /// Token files as batches for this model (masked_text.h); a vocabulary or a length that it has no
-  /// room for is an Error. Each rank gets its share: while `world_size` is 1, the ranks are those
-  /// of fleet::init.
-  MaskedText load_digital_dataset_from_file(MaskedTextOptions options) const;
+  /// room for is an Error.
+  MaskedText load_digital_dataset_from_file(const MaskedTextOptions& options) const;
 };
 
-BertOptions bert_large_options();
-Bert BertBase(torch::Device device = torch::kCPU);
-Bert BertLarge(torch::Device device = torch::kCPU);
+/// `options` with the sizes of BERT large instead of 0.
+BertOptions bert_large_options(BertOptions options = {});
+Bert BertBase(const BertOptions& options = {});
+Bert BertLarge(const BertOptions& options = {});
+
+// The guide's spelling.
+inline Bert Bert_base(const BertOptions& options = {}) { return BertBase(options); }
+inline Bert Bert_large(const BertOptions& options = {}) { return BertLarge(options); }
 
 }  // namespace fleet::applications

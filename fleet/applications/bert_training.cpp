@@ -26,9 +26,7 @@ MaskedText load(const BertDataOptions& own, const TrainConfig& config, Phase pha
                                   .batch_size = config.batch_size,
                                   .in_tokens = own.in_tokens,
                                   .seed = config.seed,
-                                  .shuffle = is_train,
-                                  .rank = world()->rank(),
-                                  .world_size = world()->size()};
+                                  .shuffle = is_train};
   if (own.data != "synthetic") return load_digital_dataset_from_file(options);
   return synthetic_text(kSyntheticVocabulary,
                         is_train ? SampleRange{.count = own.samples}
@@ -92,15 +90,12 @@ void train_bert(Bert& model, BertData& data, DistributedOptimizer& optimizer,
   Snapshots snapshots(optimizer, config.snapshots, data.train);
   TrainingLog log(run, optimizer.attempts());
   train_epochs(
-      config.epochs, log, snapshots, [&](int64_t) -> MaskedText& { return data.train; },
+      config.epochs, optimizer, log, snapshots, [&](int64_t) -> MaskedText& { return data.train; },
       [&](const BertBatch& batch) {
         log.step(
             optimizer.minimize(batch, [&](const BertBatch& part) { return model.loss(part); }));
       },
-      [&](int64_t epoch) {
-        optimizer.end_epoch();
-        test(model, data.test, unigram, optimizer, epoch);
-      });
+      [&](int64_t epoch) { test(model, data.test, unigram, optimizer, epoch); });
 }
 
 }  // namespace fleet::applications

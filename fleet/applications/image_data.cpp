@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include "fleet/applications/synthetic_data.h"
-#include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/data/colour_images.h"
@@ -17,14 +16,11 @@ namespace {
 constexpr int64_t kFashionMnistSide = 28;
 
 LoaderOptions loader_options(const TrainConfig& config, Phase phase) {
-  return {.batch_size = config.batch_size,
-          .seed = config.seed,
-          .shuffle = phase == Phase::kTrain,
-          .rank = world()->rank(),
-          .world_size = world()->size()};
+  return {.batch_size = config.batch_size, .seed = config.seed, .shuffle = phase == Phase::kTrain};
 }
 
-DataLoader synthetic(const ImageDataOptions& options, const TrainConfig& config, Phase phase) {
+DataLoader<Batch> synthetic(const ImageDataOptions& options, const TrainConfig& config,
+                            Phase phase) {
   SampleRange range{.first = 0, .count = options.samples};
   if (phase == Phase::kTest) {
     range = {.first = options.samples, .count = std::max<int64_t>(1, options.samples / 5)};
@@ -33,7 +29,8 @@ DataLoader synthetic(const ImageDataOptions& options, const TrainConfig& config,
           loader_options(config, phase)};
 }
 
-DataLoader fashion_mnist(const ImageDataOptions& options, const TrainConfig& config, Phase phase) {
+DataLoader<Batch> fashion_mnist(const ImageDataOptions& options, const TrainConfig& config,
+                                Phase phase) {
   if (options.image_size % kFashionMnistSide != 0) {
     throw Error("data",
                 format("Fashion-MNIST's images have {0} x {0} pixels and are scaled by whole "
@@ -48,7 +45,7 @@ DataLoader fashion_mnist(const ImageDataOptions& options, const TrainConfig& con
           loader_options(config, phase)};
 }
 
-DataLoader files(const ImageDataOptions& options, const TrainConfig& config, Phase phase) {
+DataLoader<Batch> files(const ImageDataOptions& options, const TrainConfig& config, Phase phase) {
   const std::filesystem::path folder = options.data;
   const std::string name = phase == Phase::kTrain ? "train" : "val";
   const auto list = folder / (name + ".txt");
@@ -57,9 +54,7 @@ DataLoader files(const ImageDataOptions& options, const TrainConfig& config, Pha
                                   .phase = phase,
                                   .image_size = options.image_size,
                                   .seed = config.seed,
-                                  .num_classes = options.classes,
-                                  .rank = world()->rank(),
-                                  .world_size = world()->size()});
+                                  .num_classes = options.classes});
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ const FieldList& fields_of(const ImageDataOptions*);
 
 /// Images to train on and images to test with; each rank gets its share.
 struct ImageData {
-  DataLoader train;
-  DataLoader test;
+  DataLoader<Batch> train;
+  DataLoader<Batch> test;
 };
 
 /// `options.data` is "synthetic" (synthetic_data.h), "fashion_mnist" (Debian's package, as colour

@@ -15,7 +15,7 @@
 namespace fleet::applications {
 namespace {
 
-void test(const ImageModel& model, DataLoader& images, const DistributedOptimizer& optimizer,
+void test(const ImageModel& model, DataLoader<Batch>& images, const DistributedOptimizer& optimizer,
           int64_t epoch) {
   const torch::NoGradGuard no_grad;
   const auto autocast = optimizer.autocast();
@@ -52,7 +52,8 @@ void train_on_images(const ImageModel& model, ImageData& data, double weight_dec
   TrainingLog log(run, optimizer.attempts());
   WeightedMean acc1, acc5;
   train_epochs(
-      config.epochs, log, snapshots, [&](int64_t epoch) { return data.train.epoch(epoch); },
+      config.epochs, optimizer, log, snapshots,
+      [&](int64_t epoch) { return data.train.epoch(epoch); },
       [&](const Batch& batch) {
         const auto report = optimizer.minimize(batch, [&](const Batch& part) {
           const auto seen = model.metrics(part);
@@ -62,10 +63,7 @@ void train_on_images(const ImageModel& model, ImageData& data, double weight_dec
         });
         log.step(report, acc1, acc5);
       },
-      [&](int64_t epoch) {
-        optimizer.end_epoch();
-        test(model, data.test, optimizer, epoch);
-      });
+      [&](int64_t epoch) { test(model, data.test, optimizer, epoch); });
   run.keep(model.handle);
 }
 

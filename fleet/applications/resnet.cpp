@@ -7,6 +7,7 @@
 #include <ATen/ops/max_pool2d.h>
 
 #include "fleet/applications/name_group.h"
+#include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/memory/checkpoint.h"
 
@@ -24,14 +25,32 @@ Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride, const Resne
                                    .device = options.device});
 }
 
+// The guide cuts ResNet50 at 'res{}.add.output.5.tmp_0' of 2a, 2b, ...: stages count from 2, the
+// blocks of one are letters. In the long stage of ResNet101 and 152 Paddle numbers them: 4a, 4b1,
+// 4b2, ...
+std::string guide_name_of(size_t stage, int64_t block, int64_t blocks) {
+  const bool is_long = blocks > (stage == 2 ? 6 : 26);
+  const auto place =
+      is_long && block > 0 ? format("b{}", block) : std::string(1, static_cast<char>('a' + block));
+  return format("res{}{}.add.output.5.tmp_0", stage + 2, place);
+}
+
+void check(const ResnetOptions& options) {
+  for (const int64_t count : options.blocks) {
+    if (count < 1) {
+      throw Error("resnet", format("a stage of {} blocks", count), "give each stage at least one");
+    }
+  }
+}
+
 }  // namespace
 
 /// One residual block; `forward` is relu(f(x) + shortcut(x)).
 class ResnetBlockImpl : public torch::nn::Module {
  public:
   ResnetBlockImpl(int64_t in, int64_t width, int64_t stride, const ResnetOptions& options) {
-    const int64_t out = options.bottleneck ? 4 * width : width;
-    if (options.bottleneck) {
+    const int64_t out = *options.bottleneck ? 4 * width : width;
+    if (*options.bottleneck) {
       add(conv(in, width, 1, 1, options), width, options);
       add(conv(width, width, 3, stride, options), width, options);
       add(conv(width, out, 1, 1, options), out, options);
@@ -71,7 +90,9 @@ class ResnetBlockImpl : public torch::nn::Module {
   BatchNorm2d shortcut_norm_{nullptr};
 };
 
-ResnetImpl::ResnetImpl(const ResnetOptions& options) : options_(options) {
+ResnetImpl::ResnetImpl(const ResnetOptions& given) : options_(given.resolved()) {
+  const auto& options = options_;
+  check(options);
   int64_t in = options.width;
   conv1_ = register_module("conv1", conv(3, in, 7, 2, options));
   bn1_ = register_module("bn1", BatchNorm2d(in, options.device));
@@ -79,12 +100,13 @@ ResnetImpl::ResnetImpl(const ResnetOptions& options) : options_(options) {
     const auto stage_name = format("layer{}", stage + 1);
     auto& layer = name_group(*this, stage_name);
     const int64_t width = options.width << stage;
-    for (int i = 0; i < options.blocks[stage]; ++i) {
+    for (int64_t i = 0; i < options.blocks[stage]; ++i) {
       const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
       auto block = std::make_shared<ResnetBlockImpl>(in, width, stride, options);
       blocks_.push_back({format("{}.{}", stage_name, i),
+                         guide_name_of(stage, i, options.blocks[stage]),
                          layer.register_module(std::to_string(i), std::move(block))});
-      in = options.bottleneck ? 4 * width : width;
+      in = *options.bottleneck ? 4 * width : width;
     }
   }
   fc_ = register_module("fc", ops::Linear(in, options.classes,
@@ -97,7 +119,9 @@ ResnetImpl::ResnetImpl(const ResnetOptions& options) : options_(options) {
 torch::Tensor ResnetImpl::forward(torch::Tensor x) {
   if (options_.channels_last) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
   x = torch::max_pool2d(bn1_(conv1_(x)).relu_(), 3, 2, 1);
-  for (auto& [name, block] : blocks_) x = checkpoint(block->forward(x), name);
+  for (auto& [name, guide_name, block] : blocks_) {
+    x = checkpoint(checkpoint(block->forward(x), name), guide_name);
+  }
   return fc_(torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
 }
 
@@ -116,15 +140,43 @@ std::vector<std::string> ResnetImpl::checkpoints() const {
   return names;
 }
 
-Resnet Resnet18(torch::Device device) {
-  return Resnet(ResnetOptions{.blocks = {2, 2, 2, 2}, .bottleneck = false, .device = device});
+ResnetOptions resnet_options(int64_t depth, ResnetOptions options) {
+  struct Named {
+    int64_t depth;
+    std::vector<int64_t> blocks;
+  };
+  static const std::vector<Named> kNamed = {
+      {18, {2, 2, 2, 2}}, {50, {3, 4, 6, 3}}, {101, {3, 4, 23, 3}}, {152, {3, 8, 36, 3}}};
+  for (const auto& named : kNamed) {
+    if (named.depth != depth) continue;
+    if (options.blocks.empty()) options.blocks = named.blocks;
+    if (!options.bottleneck) options.bottleneck = depth >= 50;
+    return options;
+  }
+  throw Error("resnet", format("there is no ResNet of {} layers", depth), "use 18, 50, 101 or 152");
 }
-Resnet Resnet50(torch::Device device) { return Resnet(ResnetOptions{.device = device}); }
-Resnet Resnet101(torch::Device device) {
-  return Resnet(ResnetOptions{.blocks = {3, 4, 23, 3}, .device = device});
-}
-Resnet Resnet152(torch::Device device) {
-  return Resnet(ResnetOptions{.blocks = {3, 8, 36, 3}, .device = device});
+
+ResnetOptions ResnetOptions::resolved() const { return resnet_options(50, *this); }
+
+Resnet Resnet18(const ResnetOptions& options) { return Resnet(resnet_options(18, options)); }
+Resnet Resnet50(const ResnetOptions& options) { return Resnet(resnet_options(50, options)); }
+Resnet Resnet101(const ResnetOptions& options) { return Resnet(resnet_options(101, options)); }
+Resnet Resnet152(const ResnetOptions& options) { return Resnet(resnet_options(152, options)); }
+
+const FieldList& fields_of(const ResnetOptions*) {
+  using R = ResnetOptions;
+  static const FieldList list{
+      .area = "resnet",
+      .fields = {
+          field<&R::blocks>("blocks", "of each stage").at_least(1),
+          field<&R::classes>("classes", "that are told apart").at_least(1),
+          field<&R::width>("width", "channels of the first stage").at_least(1),
+          field<&R::zero_init_last_norm>("zero_init_last_norm", "blocks start as the identity"),
+          field<&R::label_smoothing>("label_smoothing", "share of the wrong classes")
+              .at_least(0)
+              .below(1),
+      }};
+  return list;
 }
 
 }  // namespace fleet::applications

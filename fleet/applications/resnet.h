@@ -1,11 +1,11 @@
 #pragma once
 
-#include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "fleet/applications/application.h"
+#include "fleet/applications/image_application.h"
 #include "fleet/applications/image_metrics.h"
 #include "fleet/data/batch.h"
 #include "fleet/ops/batch_norm2d.h"
@@ -14,16 +14,21 @@
 
 namespace fleet::applications {
 
+/// What is left open is that of the named model, or else of ResNet50.
 struct ResnetOptions {
-  std::array<int, 4> blocks = {3, 4, 6, 3};
-  bool bottleneck = true;  // 1x1, 3x3, 1x1; otherwise two 3x3
+  std::vector<int64_t> blocks = {};     // of each stage; ResNet50: 3, 4, 6, 3
+  std::optional<bool> bottleneck = {};  // 1x1, 3x3, 1x1; otherwise two 3x3, as in ResNet18
   int64_t classes = 1000;
   int64_t width = 64;                // channels of the first stage; each stage doubles them
   bool zero_init_last_norm = false;  // every block starts as the identity
   double label_smoothing = 0;
   bool channels_last = true;  // weights and images: a third faster on the CPU
   torch::Device device = torch::kCPU;
+
+  /// With the blocks of ResNet50, where there are none.
+  ResnetOptions resolved() const;
 };
+const FieldList& fields_of(const ResnetOptions*);
 
 class ResnetBlockImpl;
 
@@ -43,12 +48,14 @@ class ResnetImpl : public torch::nn::Module {
   ImageMetrics metrics(const Batch& batch);
 
   const ResnetOptions& options() const { return options_; }
-  /// "layer1.0", "layer1.1", ...: what each block returns.
+  /// "layer1.0", "layer1.1", ...: what each block returns. The guide's names mean the same values:
+  /// "res2a.add.output.5.tmp_0", "res2b.add.output.5.tmp_0", ...
   std::vector<std::string> checkpoints() const;
 
  private:
   struct NamedBlock {
     std::string name;
+    std::string guide_name;
     std::shared_ptr<ResnetBlockImpl> block;
   };
 
@@ -58,11 +65,16 @@ class ResnetImpl : public torch::nn::Module {
   std::vector<NamedBlock> blocks_;
   ops::Linear fc_{nullptr};
 };
-using Resnet = Application<ResnetImpl>;
+using Resnet = ImageApplication<ResnetImpl>;
 
-Resnet Resnet18(torch::Device device = torch::kCPU);
-Resnet Resnet50(torch::Device device = torch::kCPU);
-Resnet Resnet101(torch::Device device = torch::kCPU);
-Resnet Resnet152(torch::Device device = torch::kCPU);
+/// `options` with the blocks of ResNet18, 50, 101 or 152, where there are none.
+ResnetOptions resnet_options(int64_t depth, ResnetOptions options = {});
+Resnet Resnet18(const ResnetOptions& options = {});
+Resnet Resnet50(const ResnetOptions& options = {});
+Resnet Resnet101(const ResnetOptions& options = {});
+Resnet Resnet152(const ResnetOptions& options = {});
+
+/// The paper's spelling.
+inline Resnet ResNet50(const ResnetOptions& options = {}) { return Resnet50(options); }
 
 }  // namespace fleet::applications

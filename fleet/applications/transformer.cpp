@@ -55,6 +55,16 @@ Tensor sinusoids(const TransformerOptions& options) {
   return torch::stack({angles.sin(), angles.cos()}, -1).flatten(1).to(torch::kFloat);
 }
 
+// `options` with those of a named model where they leave something open.
+TransformerOptions filled(TransformerOptions options, const TransformerOptions& named) {
+  for (const auto size : {&TransformerOptions::width, &TransformerOptions::feed_forward,
+                          &TransformerOptions::heads}) {
+    if (options.*size == 0) options.*size = named.*size;
+  }
+  if (!options.dropout) options.dropout = named.dropout;
+  return options;
+}
+
 void check(const TransformerOptions& o) {
   std::vector<std::string> problems;
   if (o.heads < 1 || o.width % o.heads != 0) {
@@ -78,7 +88,7 @@ std::string decoder_name(size_t layer) { return format("decoder.layers.{}", laye
 class EncoderLayerImpl : public torch::nn::Module {
  public:
   explicit EncoderLayerImpl(const TransformerOptions& o)
-      : dropout_(o.dropout), feed_forward_(feed_forward_options(o)) {
+      : dropout_(*o.dropout), feed_forward_(feed_forward_options(o)) {
     self_ = register_module("self_attn", attention(o));
     up_ = register_module("linear1", linear(o.width, o.feed_forward, o));
     down_ = register_module("linear2", linear(o.feed_forward, o.width, o));
@@ -102,7 +112,7 @@ class EncoderLayerImpl : public torch::nn::Module {
 class DecoderLayerImpl : public torch::nn::Module {
  public:
   explicit DecoderLayerImpl(const TransformerOptions& o)
-      : dropout_(o.dropout), feed_forward_(feed_forward_options(o)) {
+      : dropout_(*o.dropout), feed_forward_(feed_forward_options(o)) {
     self_ = register_module("self_attn", attention(o));
     cross_ = register_module("multihead_attn", attention(o));
     up_ = register_module("linear1", linear(o.width, o.feed_forward, o));
@@ -127,7 +137,8 @@ class DecoderLayerImpl : public torch::nn::Module {
   ops::LayerNorm norm1_{nullptr}, norm2_{nullptr}, norm3_{nullptr};
 };
 
-TransformerImpl::TransformerImpl(const TransformerOptions& o) : options_(o) {
+TransformerImpl::TransformerImpl(const TransformerOptions& options) : options_(options.resolved()) {
+  const auto& o = options_;
   check(o);
   positions_ = sinusoids(o);
   const auto embedding = [&](int64_t tokens) {
@@ -175,7 +186,7 @@ Tensor TransformerImpl::embed(ops::Embedding& table, const Tensor& tokens) {
                 "cut the sequences, or build the model with more max_positions");
   }
   const auto x = table(tokens) * std::sqrt(static_cast<double>(options_.width));
-  return torch::dropout(x + positions_.narrow(0, 0, length).to(x.options()), options_.dropout,
+  return torch::dropout(x + positions_.narrow(0, 0, length).to(x.options()), *options_.dropout,
                         is_training());
 }
 
@@ -252,18 +263,37 @@ std::vector<std::string> TransformerImpl::checkpoints() const {
   return names;
 }
 
-TransformerOptions transformer_big_options() {
-  return {.width = 1024, .feed_forward = 4096, .heads = 16, .dropout = 0.3};
+TransformerOptions TransformerOptions::resolved() const {
+  return filled(*this, {.width = 512, .feed_forward = 2048, .heads = 8, .dropout = 0.1});
 }
 
-Transformer TransformerBase(torch::Device device) {
-  return Transformer(TransformerOptions{.device = device});
+TransformerOptions transformer_big_options(TransformerOptions options) {
+  return filled(options, {.width = 1024, .feed_forward = 4096, .heads = 16, .dropout = 0.3});
 }
 
-Transformer TransformerBig(torch::Device device) {
-  auto options = transformer_big_options();
-  options.device = device;
-  return Transformer(options);
+Transformer TransformerBase(const TransformerOptions& options) { return Transformer(options); }
+Transformer TransformerBig(const TransformerOptions& options) {
+  return Transformer(transformer_big_options(options));
+}
+
+const FieldList& fields_of(const TransformerOptions*) {
+  using T = TransformerOptions;
+  static const FieldList list{
+      .area = "transformer",
+      .fields = {
+          field<&T::source_vocab>("source_vocab", "tokens of the source").at_least(1),
+          field<&T::target_vocab>("target_vocab", "tokens of the target").at_least(1),
+          field<&T::width>("width", "of a layer").at_least(1),
+          field<&T::feed_forward>("feed_forward", "its width").at_least(1),
+          field<&T::heads>("heads", "of attention").at_least(1),
+          field<&T::encoder_layers>("encoder_layers", "of the encoder").at_least(1),
+          field<&T::decoder_layers>("decoder_layers", "of the decoder").at_least(1),
+          field<&T::max_positions>("max_positions", "longest sequence").at_least(1),
+          field<&T::label_smoothing>("label_smoothing", "share of the wrong tokens")
+              .at_least(0)
+              .below(1),
+      }};
+  return list;
 }
 
 }  // namespace fleet::applications

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,25 +14,29 @@
 
 namespace fleet::applications {
 
-/// The defaults are those of the base model in the paper.
+/// A size that is 0, or nothing, is that of the named model, or else of the paper's base model.
 struct TransformerOptions {
   int64_t source_vocab = 37000;
   int64_t target_vocab = 37000;
-  int64_t width = 512;
-  int64_t feed_forward = 2048;
-  int64_t heads = 8;
+  int64_t width = 0;         // 512; big: 1024
+  int64_t feed_forward = 0;  // 2048; big: 4096
+  int64_t heads = 0;         // 8; big: 16
   int64_t encoder_layers = 6;
   int64_t decoder_layers = 6;
   int64_t max_positions = 1024;
-  double dropout = 0.1;           // of each block's result and of the embeddings
-  double attention_dropout = 0;   // of the attention's weights; torch.nn takes `dropout` here
-  double activation_dropout = 0;  // behind the feed-forward's relu; likewise
+  std::optional<double> dropout = {};  // of each block and the embeddings: 0.1; big: 0.3
+  double attention_dropout = 0;        // of the attention's weights; torch.nn takes `dropout` here
+  double activation_dropout = 0;       // behind the feed-forward's relu; likewise
   double label_smoothing = 0.1;
   bool shared_embeddings = true;  // one table for source, target and scores; needs one vocabulary
   bool final_norm = false;        // a norm behind each stack, as torch.nn.Transformer has it
   ops::AttentionPath attention_path = ops::AttentionPath::kAuto;
   torch::Device device = torch::kCPU;
+
+  /// With those of the base model where something is left open.
+  TransformerOptions resolved() const;
 };
+const FieldList& fields_of(const TransformerOptions*);
 
 /// What one forward says about a batch; each a tensor of one number.
 struct TransformerMetrics {
@@ -87,8 +92,9 @@ class TransformerImpl : public torch::nn::Module {
 };
 using Transformer = Application<TransformerImpl>;
 
-TransformerOptions transformer_big_options();
-Transformer TransformerBase(torch::Device device = torch::kCPU);
-Transformer TransformerBig(torch::Device device = torch::kCPU);
+/// `options` with what the paper's big model has, where they leave something open.
+TransformerOptions transformer_big_options(TransformerOptions options = {});
+Transformer TransformerBase(const TransformerOptions& options = {});
+Transformer TransformerBig(const TransformerOptions& options = {});
 
 }  // namespace fleet::applications

@@ -21,10 +21,7 @@ constexpr int64_t kSyntheticVocabulary = 67;  // all of the words that synthetic
 using Pairs = std::shared_ptr<const Dataset>;
 
 TransformerData share_out(const Pairs& train, const Pairs& test, const TrainConfig& config) {
-  LoaderOptions options{.batch_size = config.batch_size,
-                        .seed = config.seed,
-                        .rank = world()->rank(),
-                        .world_size = world()->size()};
+  LoaderOptions options{.batch_size = config.batch_size, .seed = config.seed};
   DataLoader training(train, options);
   options.shuffle = false;
   return {.train = std::move(training), .test = DataLoader(test, options)};
@@ -100,16 +97,14 @@ void train_transformer(Transformer& model, TransformerData& data, DistributedOpt
   Snapshots snapshots(optimizer, config.snapshots, data.train);
   TrainingLog log(run, optimizer.attempts());
   train_epochs(
-      config.epochs, log, snapshots, [&](int64_t epoch) { return data.train.epoch(epoch); },
+      config.epochs, optimizer, log, snapshots,
+      [&](int64_t epoch) { return data.train.epoch(epoch); },
       [&](const Batch& pairs) {
         const auto batch = TransformerBatch::padded(pairs.data, pairs.target, data.pad);
         log.step(optimizer.minimize(
             batch, [&](const TransformerBatch& part) { return model.loss(part); }));
       },
-      [&](int64_t epoch) {
-        optimizer.end_epoch();
-        test(model, data, optimizer, epoch);
-      });
+      [&](int64_t epoch) { test(model, data, optimizer, epoch); });
 }
 
 }  // namespace fleet::applications

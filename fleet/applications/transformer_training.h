@@ -23,8 +23,8 @@ const FieldList& fields_of(const TransformerDataOptions*);
 
 /// Pairs to train on and pairs to test with; each rank gets its share.
 struct TransformerData {
-  DataLoader train;
-  DataLoader test;
+  DataLoader<Batch> train;
+  DataLoader<Batch> test;
   int64_t vocab = 0;
   int64_t pad = 0;
 };

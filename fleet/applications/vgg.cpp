@@ -85,8 +85,23 @@ std::vector<std::string> VggImpl::checkpoints() const {
   return names;
 }
 
-Vgg VGG16(const Vgg16Options& options) {
-  return Vgg(VggOptions{.batch_norm = options.batch_norm, .device = options.device});
+Vgg VGG16(const VggOptions& options) { return Vgg(options); }
+
+const FieldList& fields_of(const VggOptions*) {
+  using V = VggOptions;
+  static const FieldList list{
+      .area = "vgg",
+      .fields = {
+          field<&V::batch_norm>("batch_norm", "behind each convolution"),
+          field<&V::pooled>("pooled", "side of what the classifier sees").at_least(1),
+          field<&V::hidden>("hidden", "width of the classifier").at_least(1),
+          field<&V::classes>("classes", "that are told apart").at_least(1),
+          field<&V::dropout>("dropout", "in the classifier").at_least(0).below(1),
+          field<&V::label_smoothing>("label_smoothing", "share of the wrong classes")
+              .at_least(0)
+              .below(1),
+      }};
+  return list;
 }
 
 }  // namespace fleet::applications

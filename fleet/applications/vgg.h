@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "fleet/applications/application.h"
+#include "fleet/applications/image_application.h"
 #include "fleet/applications/image_metrics.h"
 #include "fleet/data/batch.h"
 #include "fleet/ops/batch_norm2d.h"
@@ -24,7 +24,10 @@ struct VggOptions {
   double label_smoothing = 0;
   bool channels_last = true;
   torch::Device device = torch::kCPU;
+
+  VggOptions resolved() const { return *this; }
 };
+const FieldList& fields_of(const VggOptions*);
 
 /// Simonyan and Zisserman, arXiv 1409.1556, with torchvision's parameter names, shapes and initial
 /// values ("features.0.weight", "classifier.6.bias").
@@ -58,12 +61,8 @@ class VggImpl : public torch::nn::Module {
   std::vector<Stage> stages_;
   std::vector<ops::Linear> classifier_;
 };
-using Vgg = Application<VggImpl>;
+using Vgg = ImageApplication<VggImpl>;
 
-struct Vgg16Options {
-  bool batch_norm = false;
-  torch::Device device = torch::kCPU;
-};
-Vgg VGG16(const Vgg16Options& options = {});
+Vgg VGG16(const VggOptions& options = {});
 
 }  // namespace fleet::applications

@@ -32,6 +32,8 @@ class Carrier {
   virtual std::unique_ptr<Pending::State> prepare(Call call) = 0;
   /// Those who took part in the last call that was waited for.
   virtual std::vector<int> present() const = 0;
+  /// Its name, the same on all ranks and of no other group.
+  virtual const std::string& group() const = 0;
   /// The same ranks, whose calls have an order of their own.
   virtual std::shared_ptr<Carrier> duplicate(const std::string& name) = 0;
 };

@@ -80,7 +80,7 @@ void Pending::State::guarded(Work&& work) const {
 
 void Pending::State::fail(const std::string& engine) const {
   const auto seconds = std::chrono::duration<double>(Clock::now() - since).count();
-  const auto who = watch ? watch->diagnose(sequence) : std::string("a peer failed");
+  const auto who = watch ? watch->diagnose({group, number, what}) : std::string("a peer failed");
   const char* log_dir = std::getenv("FLEET_LOG_DIR");
   throw Error("comm",
               format("rank {}: {} failed after {:.1f} s (since {}): {}\n  engine: {}", rank, what,
@@ -153,7 +153,10 @@ Pending Communicator::begin(std::unique_ptr<Pending::State> state, std::string_v
   state->timeout = options_.timeout;
   state->rank = rank_;
   state->watch = watch_;
-  if (watch_) state->sequence = watch_->starts(state->what);
+  if (watch_) {
+    state->group = carrier_->group();
+    state->number = watch_->starts(state->group, state->what);
+  }
   state->guarded([&] { state->launch(); });
   return Pending(std::move(state));
 }

@@ -57,6 +57,11 @@ std::unique_ptr<Pending::State> ElasticCarrier::prepare(Call call) {
   return std::make_unique<GroupCall>(std::move(elastic), group_);
 }
 
+const std::string& ElasticCarrier::group() const {
+  static const std::string name = "elastic";
+  return name;
+}
+
 std::shared_ptr<Carrier> ElasticCarrier::duplicate(const std::string& /*name*/) {
   return std::make_shared<ElasticCarrier>(group_);
 }

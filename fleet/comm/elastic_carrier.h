@@ -14,6 +14,7 @@ class ElasticCarrier : public Carrier {
 
   std::unique_ptr<Pending::State> prepare(Call call) override;
   std::vector<int> present() const override { return group_->present(); }
+  const std::string& group() const override;
   /// The same group: all of its calls have one order.
   std::shared_ptr<Carrier> duplicate(const std::string& /*name*/) override;
 

@@ -59,19 +59,22 @@ EngineCarrier::EngineCarrier(const Store& store, int rank, int size, Communicato
   check_backend(options_.backend);
   // The engine only tells that somebody did not come, and prints warnings: it starts when all are
   // there.
-  const auto sequence = watch_ ? watch_->starts("making a group") : 0;
+  CallPlace call{.group = group(), .what = "making a group"};
+  if (watch_) call.number = watch_->starts(call.group, call.what);
   if (const auto missing = meet(store, rank, size, options_.timeout); !missing.empty()) {
     throw Error(
         "comm",
         format("rank {} waited {:.0f} s to make a group of {} ranks, and these did not come:{}{}",
                rank, static_cast<double>(options_.timeout.count()) / 1e3, size, missing,
-               watch_ ? "\n  " + watch_->diagnose(sequence) : std::string()),
+               watch_ ? "\n  " + watch_->diagnose(call) : std::string()),
         "see that all ranks run the same program with the same strategy");
   }
   engine_ = make_backend(store, rank, size, options_);
 }
 
-EngineCarrier::~EngineCarrier() = default;
+EngineCarrier::~EngineCarrier() {
+  if (watch_) watch_->forget(group());
+}
 
 std::unique_ptr<Pending::State> EngineCarrier::prepare(Call call) {
   return std::make_unique<EngineCall>(std::move(call), engine_);

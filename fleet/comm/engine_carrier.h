@@ -23,6 +23,8 @@ class EngineCarrier : public Carrier {
 
   std::unique_ptr<Pending::State> prepare(Call call) override;
   std::vector<int> present() const override;
+  /// Where its ranks meet in the store.
+  const std::string& group() const override { return store_.prefix(); }
   std::shared_ptr<Carrier> duplicate(const std::string& name) override;
 
  private:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <sstream>
 #include <thread>
 
@@ -27,24 +28,84 @@ std::string host_name() {
   return ::gethostname(buffer.data(), buffer.size() - 1) == 0 ? buffer.data() : "localhost";
 }
 
+// A line break would end the entry of a pulse.
+std::string one_line(std::string_view text) {
+  std::string line(text);
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  return line;
+}
+
 std::string key_of(std::string_view kind, int rank) { return format("watch/{}/{}", kind, rank); }
 
 }  // namespace
 
+/// What a rank tells the others of itself. As text: "BEAT BLAMES", then one line per group:
+/// "NUMBER ORDER GROUP<tab>DOING".
 struct PeerWatch::Pulse {
-  uint64_t beat = 0;
-  uint64_t sequence = 0;
-  bool blames = false;  // failed because another rank did
-  std::string doing;
+  struct Call {
+    uint64_t number = 0;  // of the group's calls so far
+    uint64_t order = 0;   // among the calls of all groups: the greatest is the latest
+    std::string doing;
+  };
 
-  std::string text() const { return format("{} {} {} {}", beat, sequence, blames ? 1 : 0, doing); }
+  uint64_t beat = 0;
+  bool blames = false;                              // failed because another rank did
+  std::map<std::string, Call, std::less<>> groups;  // the latest call of each
+
+  /// How this rank keeps a peer's `call` from being finished; empty: it does not.
+  std::string keeps_from(const CallPlace& call) const {
+    const auto found = groups.find(call.group);
+    if (found == groups.end()) {
+      return format("has not come this far, or has left: it is not in this group{}", latest());
+    }
+    const auto& own = found->second;
+    if (own.number < call.number) {
+      return format("has not come this far: it is at its call {} ('{}'), this is call {}{}",
+                    own.number, own.doing, call.number, own.order < started() ? latest() : "");
+    }
+    if (own.number > call.number || own.doing == one_line(call.what)) return "";
+    return format("is at another call: its call {} is '{}', and here it is '{}'", own.number,
+                  own.doing, call.what);
+  }
+
+  std::string text() const {
+    auto result = format("{} {}\n", beat, blames ? 1 : 0);
+    for (const auto& [group, call] : groups) {
+      result += format("{} {} {}\t{}\n", call.number, call.order, group, call.doing);
+    }
+    return result;
+  }
   static Pulse parse(const std::string& text) {
-    std::istringstream words(text);
+    std::istringstream lines(text);
     Pulse pulse;
-    words >> pulse.beat >> pulse.sequence >> pulse.blames;
-    words.get();
-    std::getline(words, pulse.doing);
+    lines >> pulse.beat >> pulse.blames;
+    std::string line;
+    std::getline(lines, line);
+    while (std::getline(lines, line)) {
+      std::istringstream words(line);
+      Call call;
+      std::string group;
+      words >> call.number >> call.order;
+      words.get();
+      std::getline(words, group, '\t');
+      std::getline(words, call.doing);
+      pulse.groups[group] = std::move(call);
+    }
     return pulse;
+  }
+
+ private:
+  uint64_t started() const {
+    uint64_t most = 0;
+    for (const auto& [group, call] : groups) most = std::max(most, call.order);
+    return most;
+  }
+  std::string latest() const {
+    for (const auto& [group, call] : groups) {
+      if (call.order == started()) return format("; its latest call is '{}'", call.doing);
+    }
+    return "";
   }
 };
 
@@ -57,6 +118,7 @@ struct PeerWatch::Shared : Ending {
 
   // Guarded by `mutex`.
   Pulse own;
+  uint64_t started = 0;  // calls of all groups
   uint64_t asked = 0;
   uint64_t answered = 0;
   Pulses seen;
@@ -137,10 +199,20 @@ std::optional<uint64_t> PeerWatch::beat_of(Store& store, int rank) {
   return text ? std::optional(Pulse::parse(*text).beat) : std::nullopt;
 }
 
-uint64_t PeerWatch::starts(std::string_view what) {
+uint64_t PeerWatch::starts(std::string_view group, std::string_view what) {
   const std::lock_guard lock(shared_->mutex);
-  shared_->own.doing = what;
-  return ++shared_->own.sequence;
+  auto& groups = shared_->own.groups;
+  const auto found = groups.find(group);
+  auto& call = found != groups.end() ? found->second : groups[std::string(group)];
+  call.doing = one_line(what);
+  call.order = ++shared_->started;
+  return ++call.number;
+}
+
+void PeerWatch::forget(std::string_view group) {
+  const std::lock_guard lock(shared_->mutex);
+  auto& groups = shared_->own.groups;
+  if (const auto found = groups.find(group); found != groups.end()) groups.erase(found);
 }
 
 std::string PeerWatch::name_of(int peer) const {
@@ -175,7 +247,7 @@ PeerWatch::Suspects PeerWatch::not_running() const {
   return found;
 }
 
-std::optional<PeerWatch::Suspects> PeerWatch::suspects(uint64_t sequence) {
+std::optional<PeerWatch::Suspects> PeerWatch::suspects(const CallPlace& call) {
   if (auto found = not_running(); !found.empty()) return found;
   const auto before = shared_->ask();
   // A process that dies closes its connections a moment before it counts as dead.
@@ -193,9 +265,8 @@ std::optional<PeerWatch::Suspects> PeerWatch::suspects(uint64_t sequence) {
     const auto i = static_cast<size_t>(peer);
     if (!(*now)[i] || ((*before)[i] && (*now)[i]->beat == (*before)[i]->beat)) {
       found[peer] = "does not answer any more: it has ended, is stopped, or cannot be reached";
-    } else if ((*now)[i]->sequence < sequence) {
-      found[peer] = format("has not come this far: it is at its call {} ('{}'), this is call {}",
-                           (*now)[i]->sequence, (*now)[i]->doing, sequence);
+    } else if (auto reason = (*now)[i]->keeps_from(call); !reason.empty()) {
+      found[peer] = std::move(reason);
     }
   }
   return found;
@@ -215,8 +286,8 @@ std::string PeerWatch::store_is_silent() const {
       names);
 }
 
-std::string PeerWatch::diagnose(uint64_t sequence) {
-  auto found = suspects(sequence);
+std::string PeerWatch::diagnose(const CallPlace& call) {
+  auto found = suspects(call);
   if (!found) return store_is_silent();
   if (found->empty()) return "every peer is alive and at the same call";
   // One failure takes the others down within milliseconds: leave out those who have failed because

@@ -27,7 +27,8 @@ struct Pending::State {
   std::chrono::system_clock::time_point since;
   std::chrono::milliseconds timeout{};
   int rank = 0;
-  uint64_t sequence = 0;
+  std::string group;
+  uint64_t number = 0;  // among the group's calls
   std::shared_ptr<PeerWatch> watch;
 };
 

@@ -116,6 +116,7 @@ bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
   role.restart_count = environment.number("TORCHELASTIC_RESTART_COUNT").value_or(0);
   role.is_elastic = environment.number("FLEET_ELASTIC").value_or(0) != 0;
   role.min_ranks = environment.number("FLEET_MIN_RANKS").value_or(1);
+  role.gpu = environment.text("FLAGS_selected_gpus").value_or("");
   return true;
 }
 
@@ -211,6 +212,14 @@ void RoleMaker::check() const {
     throw Error::all("comm", format("the ranks do not fit together (from {}):", source), problems,
                      "start the program with fleetrun");
   }
+}
+
+RoleMaker PaddleCloudRoleMaker::role() const {
+  if (!is_collective) {
+    throw Error("comm", "is_collective = false asks for parameter servers, and Fleet has none",
+                "say {.is_collective = true}: the ranks train by collectives");
+  }
+  return RoleMaker::from_environment();
 }
 
 std::string first_slurm_host(const std::string& list) {

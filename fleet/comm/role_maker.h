@@ -27,6 +27,7 @@ struct RoleMaker {
   int restart_count = 0;
   bool is_elastic = false;             // FLEET_ELASTIC=1: ranks may be lost and come back
   int min_ranks = 1;                   // FLEET_MIN_RANKS: with fewer an elastic job does not go on
+  std::string gpu = {};                // FLAGS_selected_gpus: the one that fleetrun --gpus gave it
   std::vector<std::string> endpoints;  // one per rank, when the launcher told
   std::string source = "no launcher: one process";
 
@@ -36,6 +37,16 @@ struct RoleMaker {
 
   /// Throws an Error that lists everything that does not fit together.
   void check() const;
+};
+
+/// The guide's spelling of `RoleMaker::from_environment()`. `is_collective = false`, Paddle's
+/// default, asks for parameter servers: there are none here, and `role()` says so.
+///
+///   fleet::init(fleet::PaddleCloudRoleMaker{.is_collective = true});
+struct PaddleCloudRoleMaker {
+  bool is_collective = false;
+
+  RoleMaker role() const;
 };
 
 /// The first host of Slurm's compressed list: "node[03-05,9],x" gives "node03".

@@ -30,6 +30,7 @@ struct Store::State {
   std::string address;  // for messages: "10.0.0.1:29500" or "memory"
   uint16_t port = 0;
   std::chrono::milliseconds timeout{};
+  std::string prefix = {};
 };
 
 namespace {
@@ -228,6 +229,7 @@ Store Store::over(c10::intrusive_ptr<c10d::Store> store) {
 Store Store::prefixed(std::string_view prefix) const {
   State state = *state_;
   state.store = c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), state_->store);
+  state.prefix = format("{}{}{}", state.prefix, state.prefix.empty() ? "" : "/", prefix);
   return Store(std::make_shared<State>(std::move(state)));
 }
 
@@ -285,6 +287,8 @@ bool Store::wait_for(const std::string& key, milliseconds timeout) {
     }
   });
 }
+
+const std::string& Store::prefix() const { return state_->prefix; }
 
 const c10::intrusive_ptr<c10d::Store>& Store::raw() const { return state_->store; }
 

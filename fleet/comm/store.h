@@ -45,6 +45,9 @@ class Store {
   /// The same table with `prefix` + "/" before every key.
   Store prefixed(std::string_view prefix) const;
 
+  /// What stands before every key: "job", or "job/world" when it was prefixed twice.
+  const std::string& prefix() const;
+
   /// The same table through a connection of its own.
   Store duplicate() const;
 

@@ -15,6 +15,7 @@
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
 #include "fleet/core/process_setup.h"
+#include "fleet/core/training_devices.h"
 
 namespace fleet {
 namespace {
@@ -93,6 +94,22 @@ std::string own_address(const std::string& master, int port) {
   return address;
 }
 
+// A rank that was promised a GPU must not train somewhere else in silence.
+void check_device(const RoleMaker& role) {
+  if (role.gpu.empty()) return;
+  std::string known;
+  for (const auto type : training_devices()) {
+    if (type != torch::kCPU) return;  // which GPU is whose, the program knows by its local rank
+    known += c10::DeviceTypeName(type, /*lower_case=*/false);
+  }
+  throw UsageError("comm",
+                   format("rank {} was started for GPU {}, and this build of Fleet trains on the "
+                          "{} only",
+                          role.rank, role.gpu, known),
+                   format("start it with fleetrun --nproc_per_node {} instead of --gpus",
+                          role.local_world_size));
+}
+
 // Waits for every rank, and says which ones did not come.
 void meet(const comm::Store& store, const RoleMaker& role, milliseconds limit) {
   const auto missing = comm::meet(store, role.rank, role.world_size, limit);
@@ -154,11 +171,14 @@ void join(WorldState& world, milliseconds limit) {
 
 void init() { init(RoleMaker::from_environment()); }
 
+void init(const PaddleCloudRoleMaker& role) { init(role.role()); }
+
 void init(const RoleMaker& role) {
   if (state() != nullptr) {
     throw Error("comm", "fleet::init() was called twice", "call it once, at the start of main");
   }
   role.check();
+  check_device(role);
   const auto limit = time_limit();
   auto world = std::make_unique<WorldState>();
   world->role = role;

@@ -22,6 +22,8 @@ namespace fleet {
 /// FLEET_ELASTIC and FLEET_MIN_RANKS come from fleetrun.
 void init();
 void init(const RoleMaker& role);
+/// As the guide writes it: `init({.is_collective = true})`.
+void init(const PaddleCloudRoleMaker& role);
 bool is_initialized();
 
 /// Leaves the group: waits for the others, then closes the connections. Without it, a rank that

@@ -283,6 +283,7 @@ std::string help_text(const CommandLine& line, const std::string& program) {
   text += "A switch is turned off by --no_NAME; '-' and '_' are the same in a name.\n";
   for (const FlagGroup& group : line.groups) {
     const auto flags = leaves(OptionsView(group.options));
+    if (flags.empty()) continue;  // all of its flags are refused by name
     size_t width = 0;
     for (const auto& leaf : flags) width = std::max(width, flag_column(leaf).size());
     text += format("\n{}:\n", group.title);

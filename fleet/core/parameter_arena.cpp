@@ -6,6 +6,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 
@@ -130,6 +131,7 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
     group.last_span = spans_.size();
     const auto options = spans_[group.first_span].parameter.options().requires_grad(false);
     const auto dtype = static_cast<torch::ScalarType>(std::get<1>(*current));
+    const AllocationTag tag(allocation::kParameters);
     group.values = zeroed(length, options.dtype(dtype));
     if (options_.working_dtype && dtype == torch::kFloat) {
       group.working = zeroed(length, options.dtype(*options_.working_dtype));
@@ -212,6 +214,7 @@ void ParameterArena::adopt() {
     }
     span.parameter.set_data(span.working.defined() ? span.working : span.value);
   }
+  const AllocationTag tag(allocation::kGradients);
   std::vector<torch::Tensor> buffers;
   for (const auto& shape : buffer_shapes(groups_, head_length_)) {
     buffers.push_back(zeroed(shape.numel, shape.options));

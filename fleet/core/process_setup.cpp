@@ -11,9 +11,13 @@
 #include <ATen/Parallel.h>
 
 #include "fleet/core/format.h"
+#include "fleet/core/log.h"
 
 namespace fleet {
 namespace {
+
+// A load that no one notices: daemons, and the average of what ended within the last minute.
+constexpr double kSpareLoad = 0.5;
 
 // glibc maps blocks above 32 MB and unmaps them on free, so that every large activation is faulted
 // in anew in each step. With these limits freed blocks stay in the heap and are used again.
@@ -25,6 +29,19 @@ bool keep_pages() {
 }
 
 }  // namespace
+
+bool is_wait_policy_chosen() {
+  return std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
+}
+
+std::string wait_policy_advice(int threads, int cores, double load) {
+  if (threads < 2 || threads + load <= cores + kSpareLoad || is_wait_policy_chosen()) return "";
+  return format(
+      "others use about {:.1f} of the {} cores, and OpenMP's threads spin while they wait for each "
+      "other: training may take several times as long. Start the program with fleetrun, or with "
+      "GOMP_SPINCOUNT={}",
+      std::min<double>(load, cores), cores, kSpinCount);
+}
 
 int available_cores() {
   std::array<cpu_set_t, 16> cores{};  // room for 16,384
@@ -47,6 +64,10 @@ std::string set_up_process(int local_ranks) {
     threads = format("{} thread{} per rank ({} cores / {} here)", number, number == 1 ? "" : "s",
                      cores, local_ranks);
   }
+  double load = 0;
+  if (::getloadavg(&load, 1) != 1) load = 0;
+  const auto advice = wait_policy_advice(at::get_num_threads(), cores, load);
+  if (!advice.empty()) log::info("threads", advice);
   return threads + (keep_pages() ? ", malloc keeps freed pages" : ", malloc as it is");
 }
 

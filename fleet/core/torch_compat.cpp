@@ -202,7 +202,11 @@ namespace {
 
 constexpr std::string_view kNamespace = "aten::";
 
-thread_local const CastRules* t_rules = nullptr;
+thread_local std::shared_ptr<const CastRules::Table> t_rules;
+
+CastRules::Precision precision_of(size_t op) {
+  return t_rules && op < t_rules->size() ? (*t_rules)[op] : CastRules::Precision::kEngine;
+}
 
 using Overloads = std::vector<c10::OperatorHandle>;
 
@@ -272,7 +276,7 @@ class CastKernel final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-    const auto precision = t_rules ? t_rules->of(number_) : CastRules::Precision::kEngine;
+    const auto precision = precision_of(number_);
     const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key_);
     if (precision == CastRules::Precision::kEngine) {
       if (engine_.isValid()) {
@@ -376,20 +380,21 @@ std::string why_not_castable(const std::string& op) {
 }
 
 CastRules::CastRules(const std::vector<std::string>& low, const std::vector<std::string>& fp32) {
+  Table table;
+  const auto set = [&](const std::string& op, Precision precision) {
+    const auto number = registered(op);
+    if (number >= table.size()) table.resize(number + 1, Precision::kEngine);
+    table[number] = precision;
+  };
   for (const auto& op : low) set(op, Precision::kLow);
   for (const auto& op : fp32) set(op, Precision::kFp32);
-}
-
-void CastRules::set(const std::string& op, Precision precision) {
-  const auto number = registered(op);
-  if (number >= rules_.size()) rules_.resize(number + 1, Precision::kEngine);
-  rules_[number] = precision;
+  if (!table.empty()) table_ = std::make_shared<const Table>(std::move(table));
 }
 
 CastRulesScope::CastRulesScope(const CastRules& rules)
-    : previous_(std::exchange(t_rules, &rules)) {}
+    : previous_(std::exchange(t_rules, rules.table_)) {}
 
-CastRulesScope::~CastRulesScope() { t_rules = previous_; }
+CastRulesScope::~CastRulesScope() { t_rules = std::move(previous_); }
 
 CallState CallState::now() {
   CallState state;

@@ -148,15 +148,15 @@ class CastRules {
   CastRules(const std::vector<std::string>& low, const std::vector<std::string>& fp32);
 
   enum class Precision : char { kEngine, kLow, kFp32 };
-  Precision of(size_t op) const { return op < rules_.size() ? rules_[op] : Precision::kEngine; }
+  /// By number of the op, in order of registration; ops behind its end are left alone.
+  using Table = std::vector<Precision>;
 
  private:
-  void set(const std::string& op, Precision precision);
-
-  std::vector<Precision> rules_;  // by number of the op, in order of registration
+  friend class CastRulesScope;
+  std::shared_ptr<const Table> table_;  // shared with ops that were recorded: null for no rule
 };
 
-/// The rules for this thread; they must outlive it.
+/// The rules for this thread.
 class CastRulesScope {
  public:
   explicit CastRulesScope(const CastRules& rules);
@@ -165,7 +165,7 @@ class CastRulesScope {
   CastRulesScope& operator=(const CastRulesScope&) = delete;
 
  private:
-  const CastRules* previous_;
+  std::shared_ptr<const CastRules::Table> previous_;
 };
 
 /// What an op's work depends on beside its arguments: dispatch keys, grad mode, autocast.
@@ -179,7 +179,7 @@ class CallState {
   c10::impl::LocalDispatchKeySet keys_ = c10::impl::tls_local_dispatch_key_set();
   bool grad_mode_ = true;
   torch::ScalarType cpu_dtype_ = torch::kFloat, cuda_dtype_ = torch::kFloat;
-  const CastRules* rules_ = nullptr;
+  std::shared_ptr<const CastRules::Table> rules_;
 };
 
 /// Brings such a state back, on any thread, with another grad mode if asked; with autocast's cache

@@ -6,25 +6,17 @@
 #include <optional>
 #include <utility>
 
+#include <torch/types.h>
+
+#include "fleet/core/error.h"
 #include "fleet/data/dataset.h"
-#include "fleet/data/sharded_sampler.h"
+#include "fleet/data/loader_position.h"
+#include "fleet/data/read_ahead.h"
 
 namespace fleet {
 
-template <typename T>
-class ReadAhead;
-
-struct LoaderOptions {
-  int64_t batch_size = 1;  ///< samples per update on one rank
-  int64_t seed = 0;
-  bool shuffle = true;
-  bool drop_last = false;  ///< leave out the samples that do not fill a global batch
-  int64_t rank = 0;
-  int64_t world_size = 1;
-  int64_t prefetch = 2;  ///< batches made ahead in a background thread; 0: made when asked for
-};
-
-/// Hands out this rank's batches, one epoch at a time, made ahead in a background thread.
+/// Hands out this rank's batches, one epoch at a time, made ahead in a background thread. `B` is
+/// what the data set's `get` returns: fleet::Batch, or a type of the user's.
 ///
 /// Which samples come when is the sampler's promise (sharded_sampler.h): the same for the same
 /// seed, each once per epoch over all ranks. Leaving a loop early is fine. What the data set
@@ -33,19 +25,26 @@ struct LoaderOptions {
 /// A loop over the loader itself goes over what is left of the epoch that it is in, as with
 /// MaskedText; `epoch(n)` over the one that is named.
 ///
-///   DataLoader loader(train_set, {.batch_size = 64, .seed = 1, .rank = rank, .world_size = 2});
+///   fleet::init();
+///   DataLoader loader(train_set, {.batch_size = 64, .seed = 1});   // of any DatasetLike
 ///   while (loader.state().epoch < 10)
-///     for (const Batch& batch : loader) train_on(batch);
+///     for (const auto& batch : loader) train_on(batch);
+template <typename B = Batch>
 class DataLoader {
  public:
   class Epoch;
   class Iterator;
 
-  DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
+  template <typename D>
+  requires std::same_as<BatchOf<D>, B> DataLoader(std::shared_ptr<D> dataset,
+                                                  const LoaderOptions& options)
+      : dataset_(as_dataset(std::move(dataset))),
+        position_(dataset_ ? dataset_->size() : 0, dataset_ ? dataset_->fingerprint() : 0,
+                  options) {}
 
   /// The batches of `epoch`; right after `restore`, those that are left of it. The loader must
   /// outlive the range.
-  Epoch epoch(int64_t epoch);
+  Epoch epoch(int64_t epoch) { return Epoch(*this, epoch, position_.start(epoch)); }
 
   /// Goes on behind the batch that was handed out last, up to the end of its epoch. The loader must
   /// outlive the iterator.
@@ -60,21 +59,22 @@ class DataLoader {
 
   /// Goes on with the very next sample. The loop must then start at `state().epoch`: another epoch
   /// is refused, since it would train on samples twice or not at all.
-  void restore(const SamplerState& state);
+  void restore(const SamplerState& state) { position_.restore(state); }
 
-  const Dataset& dataset() const { return *dataset_; }
+  const DatasetOf<B>& dataset() const { return *dataset_; }
 
  private:
-  std::shared_ptr<const Dataset> dataset_;
-  int64_t prefetch_;
-  ShardedSampler position_;
-  bool restored_ = false;  // and not yet gone on from there
+  std::shared_ptr<const DatasetOf<B>> dataset_;
+  LoaderPosition position_;
 };
 
+template <typename D>
+DataLoader(std::shared_ptr<D> dataset, const LoaderOptions& options) -> DataLoader<BatchOf<D>>;
+
 /// One pass over an epoch: a range for one loop.
-class DataLoader::Epoch {
+template <typename B>
+class DataLoader<B>::Epoch {
  public:
-  ~Epoch();
   Epoch(const Epoch&) = delete;
   Epoch& operator=(const Epoch&) = delete;
 
@@ -84,26 +84,28 @@ class DataLoader::Epoch {
  private:
   friend class DataLoader;
 
-  Epoch(DataLoader& loader, int64_t epoch, int64_t first_update);
+  Epoch(DataLoader& loader, int64_t epoch, int64_t first_update)
+      : loader_(loader), epoch_(epoch), next_update_(first_update) {}
   void advance();
 
   DataLoader& loader_;
   int64_t epoch_;
   int64_t next_update_;
-  std::unique_ptr<ReadAhead<Batch>> batches_;
-  std::optional<Batch> current_;
+  std::unique_ptr<ReadAhead<B>> batches_;
+  std::optional<B> current_;
 };
 
-class DataLoader::Iterator {
+template <typename B>
+class DataLoader<B>::Iterator {
  public:
   using iterator_category = std::input_iterator_tag;
-  using value_type = Batch;
+  using value_type = B;
   using difference_type = std::ptrdiff_t;
 
   /// Keeps `epoch` alive when it shares its ownership.
   explicit Iterator(std::shared_ptr<Epoch> epoch) : epoch_(std::move(epoch)) {}
-  const Batch& operator*() const { return *epoch_->current_; }
-  const Batch* operator->() const { return &*epoch_->current_; }
+  const B& operator*() const { return *epoch_->current_; }
+  const B* operator->() const { return &*epoch_->current_; }
   Iterator& operator++() { return epoch_->advance(), *this; }
   void operator++(int) { epoch_->advance(); }
   bool operator==(std::default_sentinel_t) const { return !epoch_->current_; }
@@ -111,5 +113,38 @@ class DataLoader::Iterator {
  private:
   std::shared_ptr<Epoch> epoch_;
 };
+
+template <typename B>
+typename DataLoader<B>::Iterator DataLoader<B>::begin() {
+  const auto at = position_.start_from_here();
+  // Not make_shared: the constructor is private.
+  const std::shared_ptr<Epoch> rest(new Epoch(*this, at.epoch, at.next_update));
+  rest->begin();
+  return Iterator(rest);
+}
+
+template <typename B>
+typename DataLoader<B>::Iterator DataLoader<B>::Epoch::begin() {
+  if (batches_) throw Error("data", "an epoch was iterated twice", "call loader.epoch(n) again");
+  const auto make = [dataset = loader_.dataset_, epoch = epoch_,
+                     sampler = loader_.position_.sampler_at(epoch_, next_update_)]() mutable {
+    const torch::NoGradGuard no_grad;
+    return dataset->get(sampler.next(), epoch);
+  };
+  batches_ = std::make_unique<ReadAhead<B>>(make, loader_.batches_per_epoch() - next_update_,
+                                            loader_.position_.prefetch());
+  advance();
+  return Iterator({std::shared_ptr<Epoch>(), this});  // the range is the caller's
+}
+
+template <typename B>
+void DataLoader<B>::Epoch::advance() {
+  current_.reset();  // before the next is awaited, so that its memory is free for reuse
+  if (next_update_ == loader_.batches_per_epoch()) return;
+  current_.emplace(batches_->take());
+  loader_.position_.seek(epoch_, ++next_update_);
+}
+
+extern template class DataLoader<Batch>;
 
 }  // namespace fleet

@@ -4,8 +4,8 @@
 
 namespace fleet {
 
-DataLoader load_imagenet_from_file(const std::filesystem::path& list,
-                                   const ImagenetOptions& options) {
+DataLoader<Batch> load_imagenet_from_file(const std::filesystem::path& list,
+                                          const ImagenetOptions& options) {
   auto images = std::make_shared<ImageFiles>(list, options);
   return {std::move(images),
           {.batch_size = options.batch_size,

@@ -23,10 +23,10 @@ struct ImagenetOptions {
   bool flip = true;                 ///< half of the training crops, left and right swapped
   std::array<double, 3> mean = {0.485, 0.456, 0.406};  ///< of red, green and blue in 0..1
   std::array<double, 3> std = {0.229, 0.224, 0.225};
-  bool channels_last = true;  ///< the memory layout of the images; their shape is the same
-  bool drop_last = false;     ///< leave out the samples that do not fill a global batch
-  int64_t rank = 0;
-  int64_t world_size = 1;
+  bool channels_last = true;         ///< the memory layout of the images; their shape is the same
+  bool drop_last = false;            ///< leave out the samples that do not fill a global batch
+  std::optional<int64_t> rank = {};  ///< unset, with world_size: of fleet::init (shard.h)
+  std::optional<int64_t> world_size = {};  ///< 1 alone: every rank takes all samples
   int64_t threads = 0;             ///< that decode; 0: as many as the engine has (cores per rank)
   int64_t prefetch = 2;            ///< batches made ahead; 0: made when asked for
   double max_broken_share = 0.01;  ///< of the images; more broken ones are an Error
@@ -43,12 +43,10 @@ struct ImagenetOptions {
 /// An image that cannot be decoded is named once in the log and left out: its batch is shorter by
 /// one, so that all ranks keep making the same number of updates.
 ///
-///   auto loader = fleet::load_imagenet_from_file(
-///       "ImageNet/train.txt", {.batch_size = 64, .rank = fleet::worker_index(),
-///                              .world_size = fleet::worker_num()});
+///   auto loader = fleet::load_imagenet_from_file("ImageNet/train.txt", {.batch_size = 64});
 ///   for (int64_t epoch = 0; epoch < 90; ++epoch)
 ///     for (const fleet::Batch& batch : loader) train_on(batch);
-DataLoader load_imagenet_from_file(const std::filesystem::path& list,
-                                   const ImagenetOptions& options = {});
+DataLoader<Batch> load_imagenet_from_file(const std::filesystem::path& list,
+                                          const ImagenetOptions& options = {});
 
 }  // namespace fleet

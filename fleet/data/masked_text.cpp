@@ -29,7 +29,7 @@ void shuffle(std::vector<T>& list, SplitMix64 random) {
   for (size_t i = list.size(); i > 1; --i) std::swap(list[i - 1], list[random.below(i)]);
 }
 
-void check(const MaskedTextOptions& options, int64_t samples) {
+void check(const MaskedTextOptions& options, const Shard& shard, int64_t samples) {
   std::vector<std::string> problems;
   const auto& o = options;
   if (o.max_seq_len < kShortest)
@@ -40,17 +40,18 @@ void check(const MaskedTextOptions& options, int64_t samples) {
                               o.batch_size, o.max_seq_len));
   }
   if (o.prefetch < 0) problems.push_back(format("prefetch is {}, below 0", o.prefetch));
-  if (o.world_size < 1) {
-    problems.push_back(format("world_size is {}, below 1", o.world_size));
-  } else if (o.rank < 0 || o.rank >= o.world_size) {
-    problems.push_back(format("rank {} is outside 0..{}", o.rank, o.world_size - 1));
-  } else if (o.world_size > samples) {
+  if (shard.world_size < 1) {
+    problems.push_back(format("world_size is {}, below 1", shard.world_size));
+  } else if (shard.rank < 0 || shard.rank >= shard.world_size) {
+    problems.push_back(format("rank {} is outside 0..{}", shard.rank, shard.world_size - 1));
+  } else if (shard.world_size > samples) {
     problems.push_back(format("{} ranks are more than the {} samples, so some would never train",
-                              o.world_size, samples));
+                              shard.world_size, samples));
   }
   int64_t global_batch = 0;
-  if (__builtin_mul_overflow(o.batch_size, o.world_size, &global_batch))
-    problems.push_back(format("batch_size {} x {} ranks overflows", o.batch_size, o.world_size));
+  if (__builtin_mul_overflow(o.batch_size, shard.world_size, &global_batch))
+    problems.push_back(
+        format("batch_size {} x {} ranks overflows", o.batch_size, shard.world_size));
   if (!(o.masked_share > 0 && o.masked_share <= 1))
     problems.push_back(format("masked_share is {}, not above 0 and at most 1", o.masked_share));
   if (!problems.empty()) {
@@ -132,8 +133,9 @@ const FieldList& fields_of(const MaskedTextState*) {
 MaskedText::MaskedText(TextSamples samples, Vocabulary vocabulary, const MaskedTextOptions& options)
     : samples_(std::make_shared<TextSamples>(std::move(samples))),
       vocabulary_(std::make_shared<Vocabulary>(std::move(vocabulary))),
-      options_(options) {
-  check(options_, samples_->size());
+      options_(options),
+      shard_(resolve_shard(options.rank, options.world_size)) {
+  check(options_, shard_, samples_->size());
   for (int64_t id = 0; id < vocabulary_->size(); ++id) {
     if (!vocabulary_->is_special(id)) words_.push_back(static_cast<int32_t>(id));
   }
@@ -180,7 +182,7 @@ MaskedText::Plan MaskedText::make_plan(int64_t epoch) const {
     total += lengths[static_cast<size_t>(i)] = length_of(i, epoch);
   const auto length = [&](int64_t i) { return lengths[static_cast<size_t>(i)]; };
 
-  const int64_t global_batch = options_.batch_size * options_.world_size;
+  const int64_t global_batch = options_.batch_size * shard_.world_size;
   if (options_.shuffle) {
     shuffle(plan.order, SplitMix64({kOrder, options_.seed, epoch}));
     const int64_t per_update = options_.in_tokens
@@ -200,7 +202,7 @@ MaskedText::Plan MaskedText::make_plan(int64_t epoch) const {
     while (end < size()) {
       longest = std::max(longest, length(plan.order[static_cast<size_t>(end)]));
       const int64_t most =
-          options_.in_tokens ? options_.batch_size / longest * options_.world_size : global_batch;
+          options_.in_tokens ? options_.batch_size / longest * shard_.world_size : global_batch;
       if (end - begin + 1 > most) break;
       ++end;
     }
@@ -230,9 +232,9 @@ BertBatch MaskedText::next() {
   const auto& now = plan(epoch_);
   const auto [begin, end] = now.updates[static_cast<size_t>(next_update_)];
   const auto cut = [&, begin = begin, end = end](int64_t rank) {
-    return now.order.data() + begin + (end - begin) * rank / options_.world_size;
+    return now.order.data() + begin + (end - begin) * rank / shard_.world_size;
   };
-  auto batch = make_batch(cut(options_.rank), cut(options_.rank + 1), epoch_);
+  auto batch = make_batch(cut(shard_.rank), cut(shard_.rank + 1), epoch_);
   walk_on();
   return batch;
 }
@@ -322,8 +324,8 @@ MaskedTextState MaskedText::state() const {
           .next_update = next_update_,
           .samples = size(),
           .fingerprint = samples_->fingerprint(),
-          .global_batch = options_.batch_size * options_.world_size,
-          .world_size = options_.world_size,
+          .global_batch = options_.batch_size * shard_.world_size,
+          .world_size = shard_.world_size,
           .max_seq_len = options_.max_seq_len,
           .in_tokens = options_.in_tokens,
           .shuffle = options_.shuffle};

@@ -10,6 +10,7 @@
 
 #include "fleet/core/options.h"
 #include "fleet/data/bert_batch.h"
+#include "fleet/data/shard.h"
 #include "fleet/data/text_samples.h"
 #include "fleet/data/vocabulary.h"
 
@@ -28,8 +29,8 @@ struct MaskedTextOptions {
   int64_t seed = 0;
   bool shuffle = true;  ///< and samples of like length together; off: in the order of the files
   double masked_share = 0.15;
-  int64_t rank = 0;
-  int64_t world_size = 1;
+  std::optional<int64_t> rank = {};        ///< unset, with world_size: of fleet::init (shard.h)
+  std::optional<int64_t> world_size = {};  ///< 1 alone: every rank takes all samples
   int64_t prefetch = 2;  ///< batches made ahead in a background thread; 0: made when asked for
 };
 
@@ -118,6 +119,7 @@ class MaskedText {
   std::shared_ptr<const TextSamples> samples_;
   std::shared_ptr<const Vocabulary> vocabulary_;
   MaskedTextOptions options_;
+  Shard shard_;
   std::vector<int64_t> with_second_;  // samples that can lend their second sentence; may be none
   bool pairs_ = false;                // some sample has a second sentence
   std::vector<int32_t> words_;        // tokens that may take the place of another

@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "fleet/core/allocation_tag.h"
+
 namespace fleet {
 
 /// Calls `make` `count` times in order in a background thread, at most `ahead` times before the
@@ -38,7 +40,10 @@ class ReadAhead {
   /// The next result; must not be called more than `count` times. What `make` threw is thrown here,
   /// behind all that it made before.
   T take() {
-    if (ahead_ == 0) return make_();
+    if (ahead_ == 0) {
+      const AllocationTag tag(allocation::kData);
+      return make_();
+    }
     std::unique_lock lock(mutex_);
     filled_.wait(lock, [this] { return !queue_.empty() || failure_; });
     if (queue_.empty()) std::rethrow_exception(failure_);
@@ -51,6 +56,7 @@ class ReadAhead {
 
  private:
   void run() try {
+    const AllocationTag tag(allocation::kData);
     for (int64_t made = 0; made < count_; ++made) {
       {
         std::unique_lock lock(mutex_);

@@ -35,8 +35,12 @@ SamplerState in_batches_of(SamplerState state, int64_t global_batch) {
 }
 
 ShardedSampler::ShardedSampler(int64_t dataset_size, const SamplerOptions& options)
-    : dataset_size_(dataset_size), options_(options) {
-  const auto& [batch_size, seed, shuffle, drop_last, rank, world_size, fingerprint] = options_;
+    : dataset_size_(dataset_size),
+      options_(options),
+      shard_(resolve_shard(options.rank, options.world_size)) {
+  const int64_t batch_size = options_.batch_size;
+  const bool drop_last = options_.drop_last;
+  const auto [rank, world_size] = shard_;
   std::vector<std::string> problems;
   if (dataset_size < 1) problems.push_back(format("the data set has {} samples", dataset_size));
   if (batch_size < 1) problems.push_back(format("batch_size is {}, below 1", batch_size));
@@ -71,9 +75,9 @@ std::vector<int64_t> ShardedSampler::next() {
   const int64_t begin = next_update_ * global_batch_;
   const int64_t count = std::min(global_batch_, dataset_size_ - begin);
   const auto cut = [&](int64_t rank) {
-    return order_.begin() + begin + count * rank / options_.world_size;
+    return order_.begin() + begin + count * rank / shard_.world_size;
   };
-  std::vector<int64_t> indices(cut(options_.rank), cut(options_.rank + 1));
+  std::vector<int64_t> indices(cut(shard_.rank), cut(shard_.rank + 1));
   seek(epoch_, next_update_ + 1);
   return indices;
 }

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "fleet/core/options.h"
+#include "fleet/data/shard.h"
 
 namespace fleet {
 
@@ -11,10 +13,10 @@ struct SamplerOptions {
   int64_t batch_size = 1;  ///< samples per update on one rank
   int64_t seed = 0;
   bool shuffle = true;
-  bool drop_last = false;  ///< leave out the samples that do not fill a global batch
-  int64_t rank = 0;
-  int64_t world_size = 1;
-  int64_t fingerprint = 0;  ///< of the samples (dataset.h)
+  bool drop_last = false;            ///< leave out the samples that do not fill a global batch
+  std::optional<int64_t> rank = {};  ///< unset, with world_size: of fleet::init (shard.h)
+  std::optional<int64_t> world_size = {};  ///< 1 alone: every rank takes all samples
+  int64_t fingerprint = 0;                 ///< of the samples (dataset.h)
 };
 
 /// A position between two updates, with what it presumes; goes into a snapshot. Equal on all ranks.
@@ -47,7 +49,7 @@ SamplerState in_batches_of(SamplerState state, int64_t global_batch);
 /// The sampler is a cursor that walks on into the next epoch. Its state may be restored with
 /// another number of ranks, as long as the global batch stays the same.
 ///
-///   ShardedSampler sampler(60000, {.batch_size = 64, .seed = 1, .rank = 0, .world_size = 2});
+///   ShardedSampler sampler(60000, {.batch_size = 64, .seed = 1});   // this rank of fleet::init's
 ///   auto first = sampler.next();
 ///   auto saved = sampler.state();   // ... later, in a new process:
 ///   sampler.restore(saved);         // goes on with the second update
@@ -75,6 +77,7 @@ class ShardedSampler {
 
   int64_t dataset_size_;
   SamplerOptions options_;
+  Shard shard_;
   int64_t global_batch_ = 0;
   int64_t updates_per_epoch_ = 0;
   int64_t epoch_ = 0;

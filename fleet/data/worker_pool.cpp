@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 
@@ -36,6 +37,7 @@ void WorkerPool::run(int64_t count, const Work& work) {
 }
 
 void WorkerPool::stay(int64_t worker) {
+  const AllocationTag tag(allocation::kData);
   std::unique_lock lock(mutex_);
   while (true) {
     wake_.wait(lock, [this] { return stopped_ || next_ < count_; });

@@ -187,6 +187,7 @@ void SafetensorsFile::read_into(const SafetensorsEntry& entry, torch::Tensor tar
   const torch::NoGradGuard no_grad;
   if (target.is_cpu() && target.is_contiguous() && target.scalar_type() == entry.dtype) {
     read_bytes(entry, target.data_ptr());
+    if (!target.is_inference()) target.unsafeGetTensorImpl()->bump_version();  // as copy_ does
   } else {
     target.copy_(read(entry));
   }

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/torch_compat.h"
 #include "fleet/memory/tensor_storage.h"
 
@@ -27,6 +28,7 @@ AwayMemory::AwayMemory(std::shared_ptr<OffloadFile> file, std::shared_ptr<AwayWa
 }
 
 void AwayMemory::prefetch() noexcept {
+  const AllocationTag tag(allocation::kFetched);
   try {
     const std::scoped_lock lock(mutex_);
     const compat::NoInterceptScope engine;
@@ -42,6 +44,7 @@ void AwayMemory::prefetch() noexcept {
 }
 
 c10::Storage AwayMemory::fetch() {
+  const AllocationTag tag(allocation::kFetched);
   const std::scoped_lock lock(mutex_);
   const compat::NoInterceptScope engine;
   const torch::NoGradGuard no_grad;

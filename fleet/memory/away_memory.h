@@ -68,6 +68,7 @@ struct Offload {
   int64_t min_bytes = kMinBytes;             // smaller ones stay
   int64_t max_queued = int64_t{256} << 20U;  // a forward that outruns the disk by more waits
   bool waits = false;                        // until all is on disk, so that memory can be measured
+  mutable int64_t largest_small = 0;         // bytes of the largest that stayed for its size
 
   bool takes(const c10::StorageImpl& storage) const {
     return storage.device_type() != c10::DeviceType::Meta &&

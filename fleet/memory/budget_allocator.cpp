@@ -239,6 +239,18 @@ void BudgetAllocator::switch_off() {
   }
 }
 
+void BudgetAllocator::enter_scope() {
+  const std::lock_guard lock(scopes_mutex_);
+  if (scopes_ == 0) was_on_ = is_on();
+  switch_on();
+  ++scopes_;
+}
+
+void BudgetAllocator::leave_scope() {
+  const std::lock_guard lock(scopes_mutex_);
+  if (--scopes_ == 0 && !was_on_) switch_off();
+}
+
 int64_t BudgetAllocator::reserved() const {
   return counter_.live() + (kind_ == Kind::kCpu ? Cpu::self().cache.cached().load() : 0);
 }

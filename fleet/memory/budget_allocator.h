@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
 #include "fleet/memory/memory_counter.h"
 
@@ -47,26 +48,30 @@ class BudgetAllocator {
   enum class Kind { kCpu, kMeta };
   explicit BudgetAllocator(Kind kind);
 
+  friend class BudgetAllocatorScope;
+  void enter_scope();
+  void leave_scope();
+
   const Kind kind_;
   MemoryCounter counter_;
+  std::mutex scopes_mutex_;  // guards the next two
+  int scopes_ = 0;
+  bool was_on_ = false;  // before the first of them
 };
 
-/// Counts while it lives.
+/// Counts while it lives. Several may live at once: the last one's end switches the allocator off,
+/// unless it was on before the first.
 class BudgetAllocatorScope {
  public:
-  explicit BudgetAllocatorScope(BudgetAllocator& allocator)
-      : allocator_(allocator), was_on_(allocator.is_on()) {
-    allocator_.switch_on();
+  explicit BudgetAllocatorScope(BudgetAllocator& allocator) : allocator_(allocator) {
+    allocator_.enter_scope();
   }
-  ~BudgetAllocatorScope() {
-    if (!was_on_) allocator_.switch_off();
-  }
+  ~BudgetAllocatorScope() { allocator_.leave_scope(); }
   BudgetAllocatorScope(const BudgetAllocatorScope&) = delete;
   BudgetAllocatorScope& operator=(const BudgetAllocatorScope&) = delete;
 
  private:
   BudgetAllocator& allocator_;
-  bool was_on_;
 };
 
 }  // namespace fleet::memory

@@ -1,5 +1,6 @@
 #include "fleet/memory/departures.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -24,15 +25,21 @@ void Departures::send() {
   std::erase_if(may_leave_, [&](int number) {
     const auto& memory = values_.memory(number);
     const auto storage = memory.storage.lock();
-    if (!storage || !memory.home || !offload_.takes(*storage)) return true;
+    if (!storage || !memory.home) return true;
+    if (!offload_.takes(*storage)) {
+      offload_.largest_small =
+          std::max(offload_.largest_small, static_cast<int64_t>(storage->nbytes()));
+      return true;
+    }
     if (ended->contains(memory.home)) return false;
     std::vector<std::shared_ptr<KeptValue>> held;
     for (const int value : memory.values) {
       for (const auto& weak : values_[value].kept) {
         auto kept = weak.lock();
         // One that was written to since has moved out already.
-        if (!kept || !kept->is_here() || storage_of(kept->tensor()) != storage.get()) continue;
-        if (kept->region() || !kept->is_intact()) return false;
+        if (!kept || !kept->is_here()) continue;
+        if (compat::storage_written_to(kept->tensor()) != storage.get()) continue;
+        if (kept->region() || !kept->is_intact() || !is_strided(kept->tensor())) return false;
         held.push_back(std::move(kept));
       }
     }

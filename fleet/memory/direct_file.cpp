@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -21,7 +22,7 @@
 namespace fleet::memory {
 namespace {
 
-constexpr const char* kStaging = "offload staging";  // its name in the memory budget
+constexpr int64_t kMostAtOnce = int64_t{8} << 20;  // then it looks whether it is interrupted
 
 bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % DirectFile::kBlock == 0;
@@ -55,7 +56,7 @@ DirectFile::DirectFile(std::string directory, int64_t buffer_bytes, Way way)
   }
   buffer_ = static_cast<char*>(pages);
   try {
-    BudgetAllocator::cpu().counter().charge(buffer_bytes_, kStaging);
+    BudgetAllocator::cpu().counter().charge(buffer_bytes_, allocation::kStaging);
   } catch (...) {
     munmap(buffer_, static_cast<size_t>(buffer_bytes_));
     close(file_);
@@ -73,7 +74,7 @@ void DirectFile::say_page_cache() const {
 }
 
 DirectFile::~DirectFile() {
-  BudgetAllocator::cpu().counter().release(buffer_bytes_, kStaging);
+  BudgetAllocator::cpu().counter().release(buffer_bytes_, allocation::kStaging);
   munmap(buffer_, static_cast<size_t>(buffer_bytes_));
   close(file_);
 }
@@ -87,6 +88,7 @@ void DirectFile::write(const char* data, int64_t bytes, int64_t offset,
     const int64_t left = bytes - done;
     int64_t now = std::min(left, buffer_bytes_);
     if (straight && (left >= kBlock || !direct_)) {
+      now = std::min(left, kMostAtOnce);
       if (direct_) now = now / kBlock * kBlock;
       write_block(data + done, now, offset + done);
     } else {
@@ -105,6 +107,7 @@ void DirectFile::read(char* data, int64_t bytes, int64_t offset,
     const int64_t left = bytes - done;
     int64_t now = std::min(left, buffer_bytes_);
     if (straight && (left >= kBlock || !direct_)) {
+      now = std::min(left, kMostAtOnce);
       if (direct_) now = now / kBlock * kBlock;
       read_block(data + done, now, offset + done);
     } else {

@@ -19,7 +19,7 @@ class DirectFile {
   enum class Way { kDirect, kPageCache };
 
   /// `directory` empty: $TMPDIR, else /tmp. `buffer_bytes`: staging for memory that is not aligned
-  /// to a block, charged to the memory budget; also the most that is moved in one go.
+  /// to a block, charged to the memory budget.
   DirectFile(std::string directory, int64_t buffer_bytes, Way way);
   ~DirectFile();
   DirectFile(const DirectFile&) = delete;

@@ -3,11 +3,14 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <c10/util/StringUtil.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/core/tensor_memory.h"
 #include "fleet/core/torch_compat.h"
 #include "fleet/memory/away_memory.h"
 #include "fleet/memory/region.h"
@@ -28,27 +31,16 @@ class Sources {
 
   void add(const c10::StorageImpl* storage, const std::shared_ptr<KeptValue>& kept) {
     const std::scoped_lock lock(mutex_);
-    auto& list = by_storage_[storage];
-    std::erase_if(list, [](const auto& entry) { return entry.expired(); });
-    list.push_back(kept);
-  }
-
-  void remove_expired(const c10::StorageImpl* storage) {
-    const std::scoped_lock lock(mutex_);
-    const auto place = by_storage_.find(storage);
-    if (place == by_storage_.end()) return;
-    std::erase_if(place->second, [](const auto& entry) { return entry.expired(); });
-    if (place->second.empty()) by_storage_.erase(place);
+    by_storage_[storage].push_back({.kept = kept.get(), .weak = kept});
+    ++size_;
   }
 
   void remove(const c10::StorageImpl* storage, const KeptValue* kept) {
     const std::scoped_lock lock(mutex_);
     const auto place = by_storage_.find(storage);
     if (place == by_storage_.end()) return;
-    std::erase_if(place->second, [&](const auto& entry) {
-      const auto one = entry.lock();
-      return !one || one.get() == kept;
-    });
+    size_ -= static_cast<int64_t>(
+        std::erase_if(place->second, [&](const Entry& entry) { return entry.kept == kept; }));
     if (place->second.empty()) by_storage_.erase(place);
   }
 
@@ -58,14 +50,24 @@ class Sources {
     const auto place = by_storage_.find(storage);
     if (place == by_storage_.end()) return found;
     for (const auto& entry : place->second) {
-      if (auto kept = entry.lock()) found.push_back(std::move(kept));
+      if (auto kept = entry.weak.lock()) found.push_back(std::move(kept));
     }
     return found;
   }
 
+  int64_t size() {
+    const std::scoped_lock lock(mutex_);
+    return size_;
+  }
+
  private:
+  struct Entry {
+    const KeptValue* kept;  // outlives `weak` by its destructor
+    std::weak_ptr<KeptValue> weak;
+  };
   std::mutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, std::vector<std::weak_ptr<KeptValue>>> by_storage_;
+  std::unordered_map<const c10::StorageImpl*, std::vector<Entry>> by_storage_;
+  int64_t size_ = 0;
 };
 
 std::atomic<int64_t> g_copies{0};
@@ -76,28 +78,28 @@ KeptValue::KeptValue(const torch::Tensor& tensor, const Origin& origin)
     : tensor_(tensor.tensor_data()),
       origin_(origin),
       dtype_(tensor.scalar_type()),
-      version_(tensor._version()) {
-  if (!is_strided(tensor)) return;
+      version_(tensor._version()),
+      is_strided_(is_strided(tensor)) {
+  if (!is_strided_) return;
   sizes_ = {tensor.sizes().begin(), tensor.sizes().end()};
   strides_ = {tensor.strides().begin(), tensor.strides().end()};
   offset_ = tensor.storage_offset();
   bytes_ = static_cast<int64_t>(tensor.nbytes());
+  is_conj_ = tensor.is_conj();
+  is_neg_ = tensor.is_neg();
 }
 
-KeptValue::~KeptValue() {
-  if (!is_source_ || !tensor_.defined() || is_own_) return;
-  // This object no longer counts: its weak pointers have expired.
-  const auto* storage = storage_of(tensor_);
-  Sources::get().remove_expired(storage);
-}
+KeptValue::~KeptValue() { unlist(); }
 
 bool KeptValue::has_geometry_of(const torch::Tensor& tensor) const {
+  if (!is_strided_ || !is_strided(tensor)) return is_strided_ == is_strided(tensor);
   return tensor.sizes() == c10::IntArrayRef(sizes_) &&
-         tensor.strides() == c10::IntArrayRef(strides_) && tensor.storage_offset() == offset_;
+         tensor.strides() == c10::IntArrayRef(strides_) && tensor.storage_offset() == offset_ &&
+         tensor.is_conj() == is_conj_ && tensor.is_neg() == is_neg_;
 }
 
 bool KeptValue::is_intact() const {
-  return is_here() && (is_own_ || tensor_._version() == version_);
+  return is_here() && !is_lost_ && (is_own_ || tensor_._version() == version_);
 }
 
 void KeptValue::check_version() const {
@@ -129,45 +131,71 @@ torch::Tensor KeptValue::read() {
 }
 
 void KeptValue::become_source() {
-  if (is_source_) return;
   is_source_ = true;
-  if (is_here() && !is_own_ && tensor_.has_storage()) {
-    Sources::get().add(storage_of(tensor_), shared_from_this());
+  list_as_source();
+}
+
+void KeptValue::list_as_source() {
+  if (!is_source_ || listed_in_ || !is_here() || is_own_) return;
+  listed_in_ = compat::storage_written_to(tensor_);
+  if (listed_in_) Sources::get().add(listed_in_, shared_from_this());
+}
+
+void KeptValue::unlist() {
+  if (const auto* storage = std::exchange(listed_in_, nullptr)) {
+    Sources::get().remove(storage, this);
   }
+}
+
+// Memory of its own: nobody else writes to it.
+void KeptValue::hold(torch::Tensor tensor) {
+  unlist();
+  tensor_ = std::move(tensor);
+  is_own_ = true;
+}
+
+void KeptValue::let_go() {
+  unlist();
+  tensor_.reset();
+  is_own_ = was_rebuilt_ = false;
 }
 
 void KeptValue::leave(std::shared_ptr<AwayMemory> away) {
   check_version();
-  if (is_source_ && !is_own_) Sources::get().remove(storage_of(tensor_), this);
   away_ = std::move(away);
-  tensor_.reset();
-  is_own_ = was_rebuilt_ = false;
+  let_go();
 }
 
 void KeptValue::come_back() {
   const compat::NoInterceptScope engine;
   const torch::NoGradGuard no_grad;
-  tensor_ = torch::empty({0}, dtype_).set_(away_->fetch(), offset_, sizes_, strides_);
-  is_own_ = true;
+  auto tensor = torch::empty({0}, dtype_).set_(away_->fetch(), offset_, sizes_, strides_);
+  tensor._set_conj(is_conj_);
+  tensor._set_neg(is_neg_);
+  hold(std::move(tensor));
 }
 
-void KeptValue::give_up() {
-  tensor_.reset();
-  is_own_ = was_rebuilt_ = false;
-}
+void KeptValue::give_up() { let_go(); }
 
 void KeptValue::take_back(const torch::Tensor& tensor) {
+  let_go();
   tensor_ = tensor.tensor_data();
   version_ = tensor._version();
-  is_own_ = was_rebuilt_ = false;
-  if (is_source_) Sources::get().add(storage_of(tensor_), shared_from_this());
+  list_as_source();
 }
 
 void KeptValue::refill(const torch::Tensor& tensor) {
-  const torch::NoGradGuard no_grad;
-  tensor_ = has_geometry_of(tensor) ? tensor.tensor_data()
-                                    : tensor.as_strided(sizes_, strides_, offset_).tensor_data();
-  is_own_ = was_rebuilt_ = true;
+  // Where it lies in its storage may differ: a replay can start from a copy of a view.
+  const bool is_as_it_was = !is_strided_ || origin_.op >= 0 ||
+                            (!origin_.is_view && tensor.sizes() == c10::IntArrayRef(sizes_) &&
+                             tensor.strides() == c10::IntArrayRef(strides_) &&
+                             tensor.is_conj() == is_conj_ && tensor.is_neg() == is_neg_);
+  hold(is_as_it_was
+           ? tensor.tensor_data()
+           : compat::strided_view(tensor, sizes_, strides_,
+                                  tensor.storage_offset() + origin_.from_value, is_conj_, is_neg_)
+                 .tensor_data());
+  was_rebuilt_ = true;
   reads_left_ = readers_;
 }
 
@@ -182,30 +210,44 @@ void KeptValue::check_same(const torch::Tensor& tensor, const std::string& op) c
 
 void KeptValue::copy_out() {
   const torch::NoGradGuard no_grad;
-  if (!is_strided(tensor_)) {
-    tensor_ = tensor_.clone();
+  if (!is_strided_) {
+    hold(tensor_.clone());
   } else {
     // Every element from the first to the last, so that strides stay whatever they are.
-    int64_t extent = 1;
-    for (size_t d = 0; d < sizes_.size(); ++d) extent += (sizes_[d] - 1) * strides_[d];
-    if (tensor_.numel() == 0) extent = 0;
-    const auto flat = tensor_.as_strided({extent}, {1}, tensor_.storage_offset()).clone();
-    tensor_ = flat.as_strided(sizes_, strides_, 0).tensor_data();
+    const auto range = range_of(tensor_);
+    const auto elements = (range.end - range.begin) / static_cast<int64_t>(tensor_.element_size());
+    const auto flat =
+        compat::strided_view(tensor_, {elements}, {1}, tensor_.storage_offset(), false, false)
+            .clone();
+    hold(compat::strided_view(flat, sizes_, strides_, 0, is_conj_, is_neg_).tensor_data());
   }
-  is_own_ = true;
   ++g_copies;
 }
 
 void KeptValue::before_write(const torch::Tensor& tensor) {
-  if (!tensor.has_storage()) return;
-  for (const auto& kept : Sources::get().in(storage_of(tensor))) {
-    if (!kept->is_here() || kept->is_own_ || storage_of(kept->tensor_) != storage_of(tensor)) {
-      continue;
+  const auto* const storage = compat::storage_written_to(tensor);
+  if (!storage) return;
+  const auto sources = Sources::get().in(storage);
+  if (sources.empty()) return;
+  const bool is_partial = is_strided(tensor);
+  const auto written = is_partial ? range_of(tensor) : ByteRange();
+  for (const auto& kept : sources) {
+    if (!kept->is_intact()) {  // whoever reads it hears of that
+      kept->is_lost_ = true;
+      kept->unlist();
+    } else if (!is_partial || !kept->is_strided_ || range_of(kept->tensor_).overlaps(written)) {
+      kept->copy_out();
     }
-    kept->check_version();
-    kept->copy_out();
   }
 }
+
+void KeptValue::after_write(const torch::Tensor& tensor) {
+  const auto* const storage = compat::storage_written_to(tensor);
+  if (!storage) return;
+  for (const auto& kept : Sources::get().in(storage)) kept->version_ = kept->tensor_._version();
+}
+
+int64_t KeptValue::listed_sources() { return Sources::get().size(); }
 
 int64_t KeptValue::copies() { return g_copies; }
 

@@ -20,9 +20,10 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   /// saved inside an op. Neither: nowhere, so it is never given up.
   struct Origin {
     int value = -1;
-    uint32_t version = 0;  // writes to its memory before
-    int time = 0;          // before the op of this index runs
-    bool is_view = false;  // of the value's memory, with another shape than the value
+    uint32_t version = 0;    // writes to its memory before
+    int time = 0;            // before the op of this index runs
+    bool is_view = false;    // of the value's memory, with another shape than the value
+    int64_t from_value = 0;  // of a view: its offset, counted from the value's
     int op = -1;
     int save = -1;
   };
@@ -74,14 +75,23 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   /// For backward: the bytes, which go again once every reader has had them after a rebuild.
   torch::Tensor read();
 
-  /// An op is about to write to this tensor's memory: sources that live in it get copies.
+  /// An op is about to write to this tensor: sources that it overlaps get copies. Others in the
+  /// same storage, such as parameters of one arena, do not.
   static void before_write(const torch::Tensor& tensor);
+  /// It has: what lies beside the tensor may share its version counter, and is as it was.
+  static void after_write(const torch::Tensor& tensor);
   /// Copies made by that, so far in this process.
   static int64_t copies();
+  /// Values that writes have to look out for now.
+  static int64_t listed_sources();
 
  private:
   void check_version() const;
   void come_back();
+  void hold(torch::Tensor tensor);
+  void let_go();
+  void list_as_source();
+  void unlist();
 
   torch::Tensor tensor_;
   Origin origin_;
@@ -92,10 +102,14 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   int64_t bytes_ = 0;
   torch::ScalarType dtype_;
   uint32_t version_ = 0;
+  const c10::StorageImpl* listed_in_ = nullptr;  // among the sources
   int readers_ = 0;
   int reads_left_ = 0;  // after a rebuild
   bool is_source_ = false;
-  bool is_own_ = false;  // memory that nobody else can write to
+  bool is_strided_ = false;
+  bool is_conj_ = false, is_neg_ = false;
+  bool is_own_ = false;   // memory that nobody else can write to
+  bool is_lost_ = false;  // somebody wrote to it unseen, for good
   bool was_rebuilt_ = false;
 };
 

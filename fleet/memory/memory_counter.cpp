@@ -7,13 +7,13 @@
 #include <cstdlib>
 #include <map>
 #include <string_view>
-#include <typeinfo>
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/node.h>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/byte_size.h"
 #include "fleet/core/format.h"
+#include "fleet/core/torch_compat.h"
 #include "fleet/memory/budget_allocator.h"
 
 namespace fleet::memory {
@@ -21,14 +21,14 @@ namespace {
 
 std::atomic<Phase> present_phase{Phase::kOther};
 
-const char* backward_node_or_unknown() {
-  const auto node = torch::autograd::get_current_node();
-  if (!node) return "unknown";
-  const auto& running = *node;
-  return typeid(running).name();
+const char* tag_or_op() {
+  if (const char* tag = AllocationTag::current()) return tag;
+  return compat::current_op();
 }
 
-std::atomic<OwnerSource> owner_source{&backward_node_or_unknown};
+std::atomic<OwnerSource> owner_source{&tag_or_op};
+
+thread_local int t_no_refusal = 0;
 
 void raise(std::atomic<int64_t>& highest, int64_t value) {
   int64_t seen = highest.load(std::memory_order_relaxed);
@@ -64,8 +64,11 @@ PhaseScope::~PhaseScope() {
   BudgetAllocator::meta().counter().enter(previous_);
 }
 
+NoRefusalScope::NoRefusalScope() { ++t_no_refusal; }
+NoRefusalScope::~NoRefusalScope() { --t_no_refusal; }
+
 void set_owner_source(OwnerSource source) {
-  owner_source = source != nullptr ? source : &backward_node_or_unknown;
+  owner_source = source != nullptr ? source : &tag_or_op;
 }
 
 MemoryCounter::MemoryCounter(const char* device)
@@ -82,7 +85,21 @@ void MemoryCounter::reset_peaks() {
 void MemoryCounter::enter(Phase phase) { raise(phase_peaks_[static_cast<size_t>(phase)], live()); }
 
 void MemoryCounter::set_budget(std::optional<int64_t> bytes) {
-  budget_ = bytes.value_or(kNoBudget);
+  {
+    const std::lock_guard lock(budget_mutex_);
+    set_budget_ = bytes.value_or(kNoBudget);
+    budget_ = scope_budgets_.empty() ? set_budget_ : std::min(set_budget_, *scope_budgets_.begin());
+  }
+  make_room(0);
+}
+
+void MemoryCounter::change_scopes(std::optional<int64_t> removed, std::optional<int64_t> added) {
+  {
+    const std::lock_guard lock(budget_mutex_);
+    if (removed) scope_budgets_.erase(scope_budgets_.find(*removed));
+    if (added) scope_budgets_.insert(*added);
+    budget_ = scope_budgets_.empty() ? set_budget_ : std::min(set_budget_, *scope_budgets_.begin());
+  }
   make_room(0);
 }
 
@@ -96,6 +113,8 @@ void MemoryCounter::set_cache(const std::atomic<int64_t>* cached, void (*reclaim
   cached_ = cached;
   reclaim_ = reclaim;
 }
+
+void MemoryCounter::set_waiter(bool (*wait)()) { waiter_ = wait; }
 
 MemoryCounter::Owner& MemoryCounter::owner(const char* name) {
   const auto hash = (reinterpret_cast<uintptr_t>(name) * 0x9E3779B97F4A7C15u) >> 40;
@@ -122,10 +141,16 @@ bool MemoryCounter::make_room(int64_t bytes) const {
 void MemoryCounter::count(int64_t bytes, const char* owner_name) {
   make_room(bytes);
   int64_t live = live_.load(std::memory_order_relaxed);
-  do {
+  for (;;) {
     const int64_t budget = budget_.load(std::memory_order_relaxed);
-    if (bytes > budget - live) refuse(bytes, live, budget, owner_name);
-  } while (!live_.compare_exchange_weak(live, live + bytes, std::memory_order_relaxed));
+    if (bytes > budget - live && t_no_refusal == 0) {
+      const auto wait = waiter_.load(std::memory_order_relaxed);
+      if (!wait || !wait()) refuse(bytes, live, budget, owner_name);
+      live = live_.load(std::memory_order_relaxed);
+      continue;
+    }
+    if (live_.compare_exchange_weak(live, live + bytes, std::memory_order_relaxed)) break;
+  }
   make_room(0);  // other threads may have taken what was there above
   raise_peaks(live + bytes);
 }
@@ -133,12 +158,13 @@ void MemoryCounter::count(int64_t bytes, const char* owner_name) {
 void MemoryCounter::raise_peaks(int64_t live) {
   raise(peak_, live);
   raise(window_peak_, live);
+  raise(call_peak_, live);
   raise(phase_peaks_[static_cast<size_t>(present_phase.load(std::memory_order_relaxed))], live);
 }
 
 MemoryCounter::Owner& MemoryCounter::add(int64_t bytes) {
   const char* name = owner_source.load(std::memory_order_relaxed)();
-  if (name == nullptr) name = "unknown";
+  if (name == nullptr) name = allocation::kProgram;
   count(bytes, name);
   Owner& mine = owner(name);
   mine.bytes.fetch_add(bytes, std::memory_order_relaxed);
@@ -196,7 +222,7 @@ void MemoryCounter::refuse(int64_t bytes, int64_t live, int64_t budget, const ch
   for (const auto& use : largest)
     text += format("\n    {:>12}  {} ({} {})", byte_size_text(use.bytes), use.name, use.blocks,
                    use.blocks == 1 ? "block" : "blocks");
-  text += "\n  fix: raise the budget, make the micro-batch smaller, or recompute more";
+  text += "\n  fix: raise the budget, or make the micro-batch smaller";
   TORCH_CHECK_WITH(OutOfMemoryError, false, text);
 }
 

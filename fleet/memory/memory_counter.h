@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,8 +32,8 @@ class PhaseScope {
 /// literal, the name of a registered op, the name of a type_info): only its address is kept.
 using OwnerSource = const char* (*)();
 
-/// For all counters; null brings the default back: the type of autograd's node that runs on this
-/// thread, "unknown" outside of backward.
+/// For all counters; null brings the default back: this thread's AllocationTag, else the op of a
+/// recorded forward or the node of a backward that it is in, else `allocation::kProgram`.
 void set_owner_source(OwnerSource source);
 
 /// What a block of so many bytes counts.
@@ -75,9 +77,12 @@ class MemoryCounter {
 
   /// The highest `live` since the last call, which starts anew from the present value.
   int64_t take_window_peak() { return window_peak_.exchange(live()); }
+  /// Likewise for the calls of a training: `take_window_peak` is for the ops within one.
+  int64_t take_call_peak() { return call_peak_.exchange(live()); }
 
   /// Above it, `add` throws. Nothing = no budget. A budget below `live` stops the next allocation.
   void set_budget(std::optional<int64_t> bytes);
+  /// The smallest of that and of all BudgetScopes.
   std::optional<int64_t> budget() const;
 
   /// Bytes that lie outside of the counted allocator but belong in the budget, such as an arena
@@ -97,6 +102,10 @@ class MemoryCounter {
   /// must bring them down to n.
   void set_cache(const std::atomic<int64_t>* cached, void (*reclaim)(int64_t bytes));
 
+  /// For whoever frees memory on a thread of its own: asked before `add` refuses, and again until
+  /// it returns false, since nothing is on its way. May block.
+  void set_waiter(bool (*wait)());
+
   /// Cached blocks go back to the system until they, `live` and `bytes` more fit into the budget;
   /// false when even without them `bytes` do not fit.
   bool make_room(int64_t bytes) const;
@@ -108,6 +117,9 @@ class MemoryCounter {
   static constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max();
   static constexpr size_t kOwners = 4096;  // then the rest shares one
 
+  friend class BudgetScope;
+  void change_scopes(std::optional<int64_t> removed, std::optional<int64_t> added);
+
   Owner& owner(const char* name);
   void count(int64_t bytes, const char* owner_name);
   void raise_peaks(int64_t live);
@@ -118,11 +130,49 @@ class MemoryCounter {
   std::atomic<int64_t> blocks_{0};
   std::atomic<int64_t> peak_{0};
   std::atomic<int64_t> window_peak_{0};
+  std::atomic<int64_t> call_peak_{0};
   std::array<std::atomic<int64_t>, 4> phase_peaks_{};
-  std::atomic<int64_t> budget_{kNoBudget};
+  std::atomic<int64_t> budget_{kNoBudget};  // the smallest of the next two
+  int64_t set_budget_ = kNoBudget;
+  std::multiset<int64_t> scope_budgets_;
+  mutable std::mutex budget_mutex_;                         // guards both
   std::unique_ptr<std::array<Owner, kOwners + 1>> owners_;  // hashed by the name's address
   const std::atomic<int64_t>* cached_ = nullptr;
   void (*reclaim_)(int64_t) = nullptr;
+  std::atomic<bool (*)()> waiter_{nullptr};
+};
+
+/// What this thread allocates while it lives is counted, but never refused: for bookkeeping of a
+/// few KiB that must not fail where memory is short already.
+class NoRefusalScope {
+ public:
+  NoRefusalScope();
+  ~NoRefusalScope();
+  NoRefusalScope(const NoRefusalScope&) = delete;
+  NoRefusalScope& operator=(const NoRefusalScope&) = delete;
+};
+
+/// A budget while it lives. Several may live at once, in any order, on any thread: the smallest
+/// holds.
+///
+///   BudgetScope budget(BudgetAllocator::cpu().counter(), int64_t{12} << 30);
+class BudgetScope {
+ public:
+  BudgetScope(MemoryCounter& counter, int64_t bytes) : counter_(counter), bytes_(bytes) {
+    counter_.change_scopes(std::nullopt, bytes_);
+  }
+  ~BudgetScope() { counter_.change_scopes(bytes_, std::nullopt); }
+  BudgetScope(const BudgetScope&) = delete;
+  BudgetScope& operator=(const BudgetScope&) = delete;
+
+  void set(int64_t bytes) {
+    counter_.change_scopes(bytes_, bytes);
+    bytes_ = bytes;
+  }
+
+ private:
+  MemoryCounter& counter_;
+  int64_t bytes_;
 };
 
 }  // namespace fleet::memory

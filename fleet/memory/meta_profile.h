@@ -15,7 +15,7 @@ namespace fleet::memory {
 /// gradients and optimizer state beforehand too, since they are there in every step but the first.
 ///
 ///   const BudgetAllocatorScope counting(BudgetAllocator::meta());
-///   auto model = applications::BertLarge(torch::kMeta);
+///   auto model = applications::BertLarge({.device = torch::kMeta});
 ///   const auto profile = profile_on_meta([&] { return model.loss(batch); }, rates);
 ///   const auto plan = make_plan(profile, {.budget = int64_t{32} << 30});
 StepProfile profile_on_meta(const std::function<torch::Tensor()>& loss, const MachineRates& rates);

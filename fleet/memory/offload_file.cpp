@@ -14,10 +14,12 @@
 #include <thread>
 #include <utility>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/seconds_since.h"
+#include "fleet/memory/budget_allocator.h"
 #include "fleet/memory/direct_file.h"
 #include "fleet/memory/extent_list.h"
 
@@ -55,7 +57,8 @@ struct OffloadFile::Ticket::Entry {
   State state = State::kToWrite;
   torch::Tensor tensor;
   std::exception_ptr error;
-  int64_t offset = -1;  // of its extent, -1 = none
+  bool is_in_flight = false;  // the I/O thread holds the tensor too
+  int64_t offset = -1;        // of its extent, -1 = none
   int64_t bytes = 0;
   std::vector<int64_t> sizes, strides;
   torch::TensorOptions options;
@@ -75,6 +78,7 @@ struct OffloadFile::Core {
   void read_entry(const std::shared_ptr<Entry>& entry);
   void give_extent(Entry& entry);
   bool forward(Entry& entry);
+  void wait_until_landed(const Entry& entry, std::unique_lock<std::mutex>& lock);
   void hold(Entry& entry, torch::Tensor tensor);
   torch::Tensor let_go(Entry& entry);
   void unqueue(const Entry& entry);
@@ -90,8 +94,38 @@ struct OffloadFile::Core {
   OffloadStatistics statistics;
   std::exception_ptr write_error;  // for `drain`
   bool stopping = false;
+  std::function<void()> write_delay;
   std::atomic<bool> interrupted{false};  // the entry being moved is not wanted any more
   std::thread thread;
+};
+
+/// The files of this process.
+class OffloadFile::Cores {
+ public:
+  static Cores& get() {
+    static auto* const cores = new Cores();
+    return *cores;
+  }
+
+  void add(const std::shared_ptr<Core>& core) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(cores_, [](const auto& entry) { return entry.expired(); });
+    cores_.push_back(core);
+  }
+
+  std::vector<std::shared_ptr<Core>> all() {
+    std::vector<std::shared_ptr<Core>> living;
+    std::lock_guard lock(mutex_);
+    for (const auto& entry : cores_) {
+      auto core = entry.lock();
+      if (core && core->process == getpid()) living.push_back(std::move(core));
+    }
+    return living;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Core>> cores_;
 };
 
 void OffloadFile::Core::run() {
@@ -116,12 +150,15 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
   torch::Tensor tensor;
   int64_t offset = -1;
   std::exception_ptr error;
+  std::function<void()> delay;
   {
     std::lock_guard lock(mutex);
     if (stopping || entry->state != State::kToWrite) return;  // forwarded or dropped just now
     tensor = entry->tensor;
     entry->state = State::kWriting;
+    entry->is_in_flight = true;
     interrupted = false;
+    delay = write_delay;
     offset = extents.take(DirectFile::whole_blocks(entry->bytes)).value_or(-1);
     entry->offset = offset;
     if (offset < 0)
@@ -135,6 +172,7 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
   const auto start = Clock::now();
   if (!error) {
     try {
+      if (delay) delay();
       file.write(static_cast<const char*>(tensor.const_data_ptr()), entry->bytes, offset,
                  interrupted);
     } catch (...) {
@@ -161,6 +199,7 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
   tensor.reset();
   last.reset();  // before anybody hears of it: who waits, waits for the memory
   lock.lock();
+  entry->is_in_flight = false;
   if (settled > 0) {
     statistics.queued_bytes -= settled;
     if (error)
@@ -180,6 +219,7 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
     offset = entry->offset;
     tensor = entry->tensor;
     entry->state = State::kReading;
+    entry->is_in_flight = true;
     interrupted = false;
   }
   const auto start = Clock::now();
@@ -194,6 +234,7 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   tensor.reset();      // from here on only the entry, then the caller, holds it
   torch::Tensor last;  // freed after the lock
   std::lock_guard lock(mutex);
+  entry->is_in_flight = false;
   statistics.read_seconds += seconds;
   statistics.cpu_seconds = cpu_seconds_of_this_thread();
   if (entry->state == State::kReading) {
@@ -232,6 +273,15 @@ bool OffloadFile::Core::forward(Entry& entry) {
   return true;
 }
 
+/// The I/O thread lets go of a tensor at the end of a block: until then its memory is not free,
+/// whoever else lets go of it.
+void OffloadFile::Core::wait_until_landed(const Entry& entry, std::unique_lock<std::mutex>& lock) {
+  if (!entry.is_in_flight) return;
+  const auto start = Clock::now();
+  changed.wait(lock, [&] { return !entry.is_in_flight; });
+  statistics.stall_seconds += seconds_since(start);
+}
+
 void OffloadFile::Core::hold(Entry& entry, torch::Tensor tensor) {
   entry.tensor = std::move(tensor);
   statistics.memory_bytes += entry.bytes;
@@ -265,7 +315,7 @@ void OffloadFile::Ticket::drop() noexcept {
   auto& core = *entry->core;
   if (getpid() != core.process) return;  // a forked child has no I/O thread, nor its lock
   torch::Tensor garbage;
-  std::lock_guard lock(core.mutex);
+  std::unique_lock lock(core.mutex);
   using State = Entry::State;
   garbage = core.let_go(*entry);
   if (entry->state == State::kToWrite || entry->state == State::kWriting)
@@ -279,6 +329,7 @@ void OffloadFile::Ticket::drop() noexcept {
   }
   entry->state = State::kDropped;
   core.changed.notify_all();
+  core.wait_until_landed(*entry, lock);
 }
 
 OffloadFile::OffloadFile(OffloadOptions options) : core_(std::make_shared<Core>(options)) {
@@ -289,6 +340,8 @@ OffloadFile::OffloadFile(OffloadOptions options) : core_(std::make_shared<Core>(
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
     core->run();
   });
+  Cores::get().add(core_);
+  BudgetAllocator::cpu().counter().set_waiter(&OffloadFile::wait_for_memory);
 }
 
 OffloadFile::~OffloadFile() {
@@ -371,7 +424,10 @@ torch::Tensor OffloadFile::read(const Ticket& ticket) {
   auto& reads = core_->reads;
   std::unique_lock lock(core_->mutex);
   for (;;) {
-    if (core_->forward(entry)) return entry.tensor;
+    if (core_->forward(entry)) {
+      core_->wait_until_landed(entry, lock);
+      return entry.tensor;
+    }
     if (entry.state == State::kFailed) std::rethrow_exception(entry.error);
     if (entry.state == State::kInMemory) {
       entry.state = State::kOnDisk;
@@ -415,6 +471,7 @@ OffloadStatistics OffloadFile::statistics() const {
 }
 
 OffloadFile::Speed OffloadFile::measure(int64_t bytes) {
+  const AllocationTag tag(allocation::kDiskMeasurement);
   constexpr int64_t kBlocks = 16;
   const auto before = statistics();
   {
@@ -441,6 +498,26 @@ OffloadFile::Speed OffloadFile::measure(int64_t bytes) {
           .compute_share = std::min((after.cpu_seconds - before.cpu_seconds) /
                                         std::max(write_seconds + read_seconds, 1e-9),
                                     1.0)};
+}
+
+bool OffloadFile::wait_for_memory() {
+  for (const auto& core : Cores::get().all()) {
+    std::unique_lock lock(core->mutex);
+    if (core->thread.get_id() == std::this_thread::get_id()) return false;
+    const auto before = core->statistics.queued_bytes;
+    if (before == 0 || core->stopping) continue;
+    const auto start = Clock::now();
+    core->changed.wait(lock,
+                       [&] { return core->statistics.queued_bytes < before || core->stopping; });
+    core->statistics.stall_seconds += seconds_since(start);
+    return true;
+  }
+  return false;
+}
+
+void OffloadFile::set_write_delay(std::function<void()> delay) {
+  std::lock_guard lock(core_->mutex);
+  core_->write_delay = std::move(delay);
 }
 
 int OffloadFile::descriptor() const { return core_->file.descriptor(); }

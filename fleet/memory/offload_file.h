@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -22,7 +23,7 @@ struct OffloadStatistics {
   double write_seconds = 0;  // of the I/O thread
   double read_seconds = 0;
   double cpu_seconds = 0;    // of it, on some core
-  double stall_seconds = 0;  // that callers waited in `read` and `drain`
+  double stall_seconds = 0;  // that callers waited for the I/O thread
   int64_t forwarded = 0;     // tensors handed back before they were on disk
   int64_t queued_bytes = 0;  // still in memory, waiting to be written
   int64_t memory_bytes = 0;  // these, and what was read ahead and not asked for yet
@@ -44,8 +45,9 @@ struct OffloadStatistics {
 ///   auto back = file.read(ticket);                     // waits for what is missing
 class OffloadFile {
  public:
-  /// One tensor in the file. Its end gives the room back, whatever is in flight. May outlive the
-  /// file, but then it cannot be read any more.
+  /// One tensor in the file. Its end gives the room and the memory back, and waits for the block
+  /// that is being moved if there is one. May outlive the file, but then it cannot be read any
+  /// more.
   class Ticket {
    public:
     Ticket() = default;
@@ -100,9 +102,16 @@ class OffloadFile {
 
   /// For tests: the open file.
   int descriptor() const;
+  /// For tests: a slow disk. Called on the I/O thread before it writes a tensor.
+  void set_write_delay(std::function<void()> delay);
+
+  /// A thread is about to be refused memory: waits until some of what is on its way to a file of
+  /// this process has left memory. False: nothing is on its way.
+  static bool wait_for_memory();
 
  private:
   struct Core;
+  class Cores;
   std::shared_ptr<Core> core_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "fleet/core/tensor_memory.h"
 #include "fleet/memory/op_record.h"
 #include "fleet/memory/step_profile.h"
 
@@ -14,7 +15,7 @@ double count_of(const torch::Tensor& tensor) { return static_cast<double>(tensor
 // Multiplications and additions, for each number of the result.
 double flops_of(std::string_view name, const std::vector<torch::Tensor>& in, double out) {
   const auto is = [&](auto... names) { return ((name == names) || ...); };
-  if (in.size() < 2) return 0;
+  if (in.size() < 2 || !std::ranges::all_of(in, compat::is_strided)) return 0;
   if (is("aten::linear", "aten::matmul", "aten::mm", "aten::bmm", "aten::mv", "aten::dot")) {
     return in[0].dim() > 0 ? 2 * out * static_cast<double>(in[0].size(-1)) : 0;
   }

@@ -1,6 +1,7 @@
 #include "fleet/memory/op_record.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <unordered_map>
 
@@ -31,7 +32,12 @@ OpTraits traits_from(const c10::OperatorHandle& op) {
   const auto separator = traits.name.find("::");
   const auto name = traits.name.substr(separator + 2);
   const bool foreign = !traits.name.starts_with("aten::");
-  traits.may_draw = foreign || op.hasTag(at::Tag::nondeterministic_seeded);
+  traits.may_draw = foreign || op.hasTag(at::Tag::nondeterministic_seeded) ||
+                    std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+                      const auto optional = argument.type()->cast<c10::OptionalType>();
+                      const auto type = optional ? optional->getElementType() : argument.type();
+                      return type->kind() == c10::TypeKind::GeneratorType;
+                    });
   traits.is_factory = name.starts_with("new_") || name.ends_with("_like");
   traits.changes_storage = name == "set_" || name == "resize_" || name == "resize_as_" ||
                            name == "set_data" || name == "swap_";
@@ -73,6 +79,24 @@ struct GeneratorState::CpuState {
   std::optional<double> next_double;
 };
 
+// A twister is where it was if its counters and a few of its words are.
+struct GeneratorState::CpuPosition {
+  explicit CpuPosition(at::CPUGeneratorImpl& generator) {
+    const auto engine = generator.engine().data();
+    counters = {static_cast<int64_t>(engine.seed_), engine.left_,
+                static_cast<int64_t>(engine.next_)};
+    for (size_t i = 0; i < words.size(); ++i) words[i] = engine.state_[i * 89];
+    next_float = generator.next_float_normal_sample();
+    next_double = generator.next_double_normal_sample();
+  }
+  bool operator==(const CpuPosition&) const = default;
+
+  std::array<int64_t, 3> counters;
+  std::array<uint32_t, 8> words;
+  std::optional<float> next_float;
+  std::optional<double> next_double;
+};
+
 GeneratorState::GeneratorState(at::Generator generator) : generator_(std::move(generator)) {
   const std::scoped_lock lock(generator_.mutex());
   if (generator_.device().is_cpu()) {
@@ -103,6 +127,25 @@ bool GeneratorState::has_moved() const {
   const std::scoped_lock lock(generator.mutex());
   if (!cpu_) return !generator.get_state().equal(other_);
   return !(*cpu_ == CpuState(*at::check_generator<at::CPUGeneratorImpl>(generator)));
+}
+
+bool GeneratorState::set_end() {
+  if (!has_moved()) return false;
+  auto generator = generator_;
+  const std::scoped_lock lock(generator.mutex());
+  if (cpu_) {
+    cpu_end_ = std::make_unique<CpuPosition>(*at::check_generator<at::CPUGeneratorImpl>(generator));
+  } else {
+    other_end_ = generator.get_state();
+  }
+  return true;
+}
+
+bool GeneratorState::is_at_end() const {
+  auto generator = generator_;
+  const std::scoped_lock lock(generator.mutex());
+  if (!cpu_) return generator.get_state().equal(other_end_);
+  return *cpu_end_ == CpuPosition(*at::check_generator<at::CPUGeneratorImpl>(generator));
 }
 
 OpRecord::OpRecord(int number, const c10::OperatorHandle& handle, const OpTraits& what)

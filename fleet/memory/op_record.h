@@ -45,14 +45,21 @@ class GeneratorState {
   void restore() const;
   bool has_moved() const;
 
+  /// An op has drawn from here on: remembers where that ended. False if the generator did not move.
+  bool set_end();
+  /// The generator is where it was then.
+  bool is_at_end() const;
+
   /// Of the generator that draws when none is named.
   static GeneratorState of_default();
 
  private:
   struct CpuState;
+  struct CpuPosition;
   at::Generator generator_;
   std::unique_ptr<CpuState> cpu_;
-  torch::Tensor other_;  // of any other device
+  std::unique_ptr<CpuPosition> cpu_end_;
+  torch::Tensor other_, other_end_;  // of any other device
 };
 
 /// A tensor among the arguments of a recorded op.

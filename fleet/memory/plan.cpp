@@ -9,12 +9,12 @@ namespace fleet::memory {
 
 std::string Plan::describe() const {
   const auto dropped = std::ranges::count_if(segments, &Segment::is_dropped);
-  auto text = format("{} of {} segments recomputed, {} ops whose results are rebuilt one by one",
+  auto text = format("{} of {} segments recomputed, results of {} ops recomputed selectively",
                      dropped, segments.size(), std::ranges::count(rebuilt, 1));
   if (sent_out_bytes > 0) {
-    text += format(", {} of {} segments sent out", byte_size_text(sent_out_bytes),
+    text += format(", {} of {} segments offloaded", byte_size_text(sent_out_bytes),
                    std::ranges::count_if(segments, &Segment::is_sent_out));
-    if (stall_seconds > 0) text += format(" (waiting {:.3f} s for that)", stall_seconds);
+    if (stall_seconds > 0) text += format(" (waiting {:.3f} s for the disk)", stall_seconds);
   }
   return text;
 }
@@ -25,9 +25,22 @@ bool PlannedPolicy::cut_before_op(const Tape& tape, const OpTraits& op) {
     has_diverged_ = true;
   }
   if (has_diverged_) return automatic_.cut_before_op(tape, op);
-  if (segment_ + 1 >= plan_->segments.size()) return false;
-  if (plan_->segments[segment_ + 1].first_op != tape.next_op()) return false;
-  ++segment_;
+  return is_due(tape);
+}
+
+bool PlannedPolicy::cut_before_recompute(const Tape& tape) {
+  return has_diverged_ ? automatic_.cut_before_recompute(tape) : is_due(tape);
+}
+
+// Those that the tape could not make in their place are due as soon as it can.
+bool PlannedPolicy::is_due(const Tape& tape) {
+  const auto before = segment_;
+  while (segment_ + 1 < plan_->segments.size() &&
+         plan_->segments[segment_ + 1].first_op <= tape.next_op()) {
+    ++segment_;
+  }
+  if (segment_ == before) return false;
+  followed_.push_back(segment_);
   return true;
 }
 
@@ -37,7 +50,7 @@ TapePolicy::Treatment PlannedPolicy::treatment(int /*segment*/) {
 }
 
 bool PlannedPolicy::sends_out(int segment) {
-  return has_diverged_ || plan_->segments.at(static_cast<size_t>(segment)).is_sent_out;
+  return has_diverged_ || plan_->segments[followed_.at(static_cast<size_t>(segment))].is_sent_out;
 }
 
 bool PlannedPolicy::rebuilds_results_of(const OpRecord& op) {

@@ -30,17 +30,20 @@ struct Plan {
   int64_t plain_peak = 0;    // if everything was kept
   double plain_seconds = 0;
 
-  /// "24 of 49 segments recomputed, 12 ops whose results are rebuilt one by one", and what leaves.
+  /// "24 of 49 segments recomputed, results of 12 ops recomputed selectively", and what is
+  /// offloaded.
   std::string describe() const;
 };
 
-/// Follows a plan. A program that turns out to be another one is cut as AutomaticCuts would, which
-/// holds the least memory, and `has_diverged` says so.
+/// Follows a plan. A cut inside a stretch that `fleet::recompute` calls comes behind it. A program
+/// that turns out to be another one is cut as AutomaticCuts would, which holds the least memory,
+/// and `has_diverged` says so.
 class PlannedPolicy final : public TapePolicy {
  public:
   explicit PlannedPolicy(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
 
   bool cut_before_op(const Tape& tape, const OpTraits& op) override;
+  bool cut_before_recompute(const Tape& tape) override;
   Treatment treatment(int segment) override;
   bool sends_out(int segment) override;
   bool rebuilds_results_of(const OpRecord& op) override;
@@ -49,7 +52,10 @@ class PlannedPolicy final : public TapePolicy {
  private:
   std::shared_ptr<const Plan> plan_;
   AutomaticCuts automatic_{1 << 20, 2};
-  size_t segment_ = 0;
+  bool is_due(const Tape& tape);
+
+  size_t segment_ = 0;                  // of the plan
+  std::vector<size_t> followed_ = {0};  // by segment of the tape
   bool has_diverged_ = false;
 };
 

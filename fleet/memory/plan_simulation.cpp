@@ -344,6 +344,14 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
       first = std::max(first, fates.asked[static_cast<size_t>(b)]);
     }
   }
+  // What a later segment holds is there for those who saved it where it was made, too.
+  for (const auto& region : regions) {
+    for (const int b : region.fates.touched) {
+      auto& until = held_until[static_cast<size_t>(b)];
+      const int saved = region.fates.first_save[static_cast<size_t>(b)];
+      if (until != StepProfile::kNever && saved >= 0) until = std::min(until, saved);
+    }
+  }
   for (size_t b = 0; b < profile_.blocks.size(); ++b) {
     const auto& block = profile_.blocks[b];
     const bool is_held = held_until[b] != StepProfile::kNever;

@@ -39,9 +39,11 @@ class PlanSimulation {
   int64_t alive_before(int op) const { return alive_[static_cast<size_t>(op)]; }
   /// Saved by ops before this one, each block once.
   int64_t saved_before(int op) const { return saved_[static_cast<size_t>(op)]; }
-  /// A cut before this op would part a value from an op that changes it in place, and neither could
-  /// be made again.
-  bool is_tied(int op) const { return tied_.contains(op); }
+  /// No cut comes before this op: it would part a value from an op that changes it in place, and
+  /// neither could be made again; or the op is inside of `fleet::recompute`.
+  bool is_tied(int op) const {
+    return tied_.contains(op) || profile_.ops[static_cast<size_t>(op)].is_inside_recompute;
+  }
 
  private:
   enum class Fate : char { kNone, kHeld, kRegion, kAlone };

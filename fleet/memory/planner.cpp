@@ -348,6 +348,7 @@ Plan recompute_between_checkpoints(const StepProfile& profile) {
   auto plan = keep_everything(profile);
   for (const int op : profile.checkpoints) {
     if (op == plan.segments.back().first_op || op >= static_cast<int>(profile.ops.size())) continue;
+    if (profile.ops[static_cast<size_t>(op)].is_inside_recompute) continue;
     plan.segments.back().is_dropped = true;
     plan.segments.push_back({.first_op = op});
   }

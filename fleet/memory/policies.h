@@ -38,7 +38,10 @@ class AutomaticCuts final : public TapePolicy {
                          std::shared_ptr<TiedOps> tied = std::make_shared<TiedOps>())
       : bytes_(bytes), live_(live), tied_(std::move(tied)) {}
   bool cut_before_op(const Tape& tape, const OpTraits& op) override {
-    return tape.segment_bytes() >= bytes_ && !op.writes && !tied_->contains(tape.next_op()) &&
+    return !op.writes && cut_before_recompute(tape);
+  }
+  bool cut_before_recompute(const Tape& tape) override {
+    return tape.segment_bytes() >= bytes_ && !tied_->contains(tape.next_op()) &&
            tape.live_in_segment(live_) <= live_;
   }
   void changes(int made, int op) override { tied_->tie(made, op); }

@@ -79,6 +79,17 @@ std::vector<std::shared_ptr<KeptValue>> Region::members() {
   return living;
 }
 
+void Region::set_open_records(const OpRecords* records) {
+  const std::scoped_lock lock(mutex_);
+  open_records_ = records;
+}
+
+void Region::abandon() {
+  const std::scoped_lock lock(mutex_);
+  open_records_ = nullptr;
+  is_abandoned_ = true;
+}
+
 Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& records) {
   const std::scoped_lock lock(mutex_);
   Dropped result;
@@ -86,7 +97,8 @@ Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& recor
   const auto record_of = [&](int op) {
     return std::ranges::lower_bound(records, op, {}, [](const auto& r) { return r->index; })->get();
   };
-  for (const auto& kept : members()) {
+  std::vector<std::shared_ptr<KeptValue>> dropped;
+  for (auto& kept : members()) {
     const auto& origin = kept->origin();
     if (!need.possible(*kept)) {
       FLEET_ASSERT(kept->is_here(), "a value was given up that cannot be made again");
@@ -99,13 +111,16 @@ Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& recor
     if (origin.op >= 0 && kept->is_here()) {
       remember_mask(*record_of(origin.op), origin.save, kept->tensor());
     }
-    kept->give_up();
-    ++result.values;
     result.bytes += kept->bytes();
+    dropped.push_back(std::move(kept));
   }
   for (size_t i = 0; i < records.size(); ++i) {
     if (need.is_needed(i)) records_.push_back(records[i]);
   }
+  // Last, so that an error before it leaves everything where it was.
+  open_records_ = nullptr;
+  for (const auto& kept : dropped) kept->give_up();
+  result.values = std::ssize(dropped);
   return result;
 }
 
@@ -119,16 +134,34 @@ void Region::hand_over(Region* outer) {
     }
   }
   members_.clear();
+  open_records_ = nullptr;
 }
 
 void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask) {
   if (record.traits->name != "aten::dropout" || record.saves != 1 || save != 0) return;
-  record.mask = MaskBits::of(mask);
+  try {
+    record.mask = MaskBits::of(mask);
+  } catch (const c10::OutOfMemoryError&) {
+    return;  // then it is drawn again
+  }
   if (record.mask) record.draws.reset();
+}
+
+// In the middle of a forward, for a gradient that is taken inside of it, all that it has so far.
+std::vector<std::shared_ptr<OpRecord>> Region::records_now() const {
+  if (!open_records_) return records_;
+  const auto& all = open_records_->records;
+  return {all.begin() + (first_op_ - open_records_->first_op), all.end()};
 }
 
 void Region::rebuild() {
   const std::scoped_lock lock(mutex_);
+  if (is_abandoned_) {
+    throw Error("recompute",
+                "the forward ended with an error before its segment did, so what it gave up cannot "
+                "be computed again",
+                "call the forward again before backward");
+  }
   std::vector<std::shared_ptr<KeptValue>> wanted, at_hand = sources_;
   for (auto& kept : members()) {
     if (kept->is_intact()) {
@@ -139,7 +172,7 @@ void Region::rebuild() {
   }
   if (wanted.empty()) return;
   for (const auto& kept : wanted) Rebuilt::of_this_thread().add(kept);
-  replay(*this, *ledger_, records_, wanted, at_hand);
+  replay(*this, *ledger_, records_now(), wanted, at_hand);
 }
 
 }  // namespace fleet::memory

@@ -45,6 +45,12 @@ class Region : public std::enable_shared_from_this<Region> {
     int64_t values = 0, bytes = 0;
     std::vector<std::pair<std::string, int64_t>> kept;  // op and bytes of what cannot be made again
   };
+  /// While the tape records into it, `records` of the open segment are where its ops are found;
+  /// null once `drop` or `hand_over` has been called.
+  void set_open_records(const OpRecords* records);
+  /// Its forward ended with an error before it was closed: what was given up is gone.
+  void abandon();
+
   /// Gives up the values added to it, where the ops can make them again, and keeps of `records`,
   /// which are its own, what that takes.
   Dropped drop(const std::vector<std::shared_ptr<OpRecord>>& records);
@@ -62,6 +68,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
  private:
   std::vector<std::shared_ptr<KeptValue>> members();
+  std::vector<std::shared_ptr<OpRecord>> records_now() const;
 
   std::shared_ptr<Region> parent_;
   std::shared_ptr<const Ledger> ledger_;
@@ -71,6 +78,8 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<std::weak_ptr<KeptValue>> members_;
   std::vector<std::shared_ptr<KeptValue>> sources_;
   std::vector<std::shared_ptr<OpRecord>> records_;
+  const OpRecords* open_records_ = nullptr;
+  bool is_abandoned_ = false;
   std::recursive_mutex mutex_;
 };
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <limits>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -70,25 +71,17 @@ class Capture final : public compat::SaveObserver {
   int seen_ = 0;
 };
 
-/// Puts generators back to where they were before a replay.
-class Generators {
+/// Puts a generator to where an op once drew from, and back at its end. No longer than that op
+/// takes: what other threads draw meanwhile is lost.
+class DrawsAgain {
  public:
-  Generators() { before_.push_back(GeneratorState::of_default()); }
-  ~Generators() {
-    for (const auto& state : before_) state.restore();
-  }
-  Generators(const Generators&) = delete;
-  Generators& operator=(const Generators&) = delete;
-
-  void set(const GeneratorState& state) {
-    const bool known = std::ranges::any_of(
-        before_, [&](const GeneratorState& s) { return s.generator() == state.generator(); });
-    if (!known) before_.emplace_back(state.generator());
-    state.restore();
-  }
+  explicit DrawsAgain(const GeneratorState& from) : before_(from.generator()) { from.restore(); }
+  ~DrawsAgain() { before_.restore(); }
+  DrawsAgain(const DrawsAgain&) = delete;
+  DrawsAgain& operator=(const DrawsAgain&) = delete;
 
  private:
-  std::vector<GeneratorState> before_;
+  GeneratorState before_;
 };
 
 struct AtomicTotals {
@@ -125,11 +118,10 @@ class Replay {
 
   void run() {
     const compat::NoInterceptScope engine;
-    Generators generators;
     for_each_needed([&](const OpRecord& record) {
       hand_out_values(record.index);
       const auto begin = Clock::now();
-      call(record, generators);
+      call(record);
       if (t_listener) t_listener->replayed(record.index, seconds_since(begin));
     });
     hand_out_values(std::numeric_limits<int>::max());
@@ -221,7 +213,7 @@ class Replay {
     return stack;
   }
 
-  void call(const OpRecord& record, Generators& generators) {
+  void call(const OpRecord& record) {
     const auto asked = saves_.find(record.index);
     const bool wants_saves = asked != saves_.end();
     const bool wants_results =
@@ -239,12 +231,13 @@ class Replay {
     if (record.mask) {
       call_dropout(record, stack, wants_results, wants_saves ? &asked->second : nullptr);
     } else {
-      if (record.draws) generators.set(*record.draws);
       Capture capture(record.saves, wants_saves && !wants_results);
       if (wants_saves) {
         for (auto* kept : asked->second) capture.want(kept);
       }
-      if (!call_engine(record, stack, with_graph, capture)) return;  // stopped early
+      const bool finished = record.draws ? call_drawing(record, stack, with_graph, capture)
+                                         : call_engine(record, stack, with_graph, capture);
+      if (!finished) return;
     }
     remember(record, stack, tensors);
   }
@@ -284,6 +277,34 @@ class Replay {
     }
     capture.hand_out(record);
     return finished;
+  }
+
+  // An op that draws must end up where it did at first: otherwise somebody else drew in between,
+  // then or now, and what it makes is not what it made.
+  static bool call_drawing(const OpRecord& record, torch::jit::Stack& stack, bool with_graph,
+                           Capture& capture) {
+    const auto arguments = stack;
+    std::optional<DrawsAgain> again(std::in_place, *record.draws);
+    const bool finished = call_engine(record, stack, with_graph, capture);
+    bool is_same = record.draws->is_at_end();
+    if (!is_same && finished) is_same = !record.draws->has_moved();  // it draws none
+    if (!is_same && !finished) {
+      // It may draw more behind the last tensor that it owes.
+      again.reset();
+      again.emplace(*record.draws);
+      auto once_more = arguments;
+      Capture nothing(record.saves, /*stop_after_last=*/false);
+      call_engine(record, once_more, with_graph, nothing);
+      is_same = record.draws->is_at_end();
+    }
+    if (is_same) return finished;
+    throw Error("recompute",
+                format("{} drew other random numbers when it ran again: another thread drew from "
+                       "the same generator while it ran",
+                       record.traits->name),
+                format("give that thread a generator of its own, or keep what this op draws with "
+                       "memory::never_replay({{\"{}\"}})",
+                       record.traits->name));
   }
 
   // What aten::dropout computes, without drawing.

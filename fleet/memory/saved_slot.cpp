@@ -2,6 +2,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
+#include "fleet/core/tensor_memory.h"
 
 namespace fleet::memory {
 
@@ -42,8 +43,8 @@ torch::Tensor SavedSlot::read() const {
   if (!kept) return tensor;
   auto whole = kept->read();
   if (!view) return whole;
-  const torch::NoGradGuard no_grad;
-  return whole.as_strided(view->sizes, view->strides, view->offset);
+  return compat::strided_view(whole, view->sizes, view->strides,
+                              whole.storage_offset() + view->offset, view->is_conj, view->is_neg);
 }
 
 }  // namespace fleet::memory

@@ -36,7 +36,8 @@ struct SavedSlot {
   int op_index = -1;
   struct View {
     std::vector<int64_t> sizes, strides;
-    int64_t offset = 0;
+    int64_t offset = 0;  // from that of `kept`
+    bool is_conj = false, is_neg = false;
   };
   std::unique_ptr<View> view;  // what was saved of `kept`; null: all of it
   std::shared_ptr<KeptValue> kept;

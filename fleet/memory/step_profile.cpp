@@ -5,6 +5,7 @@
 #include <numeric>
 #include <tuple>
 #include <unordered_set>
+#include <utility>
 
 #include "fleet/core/seconds_since.h"
 
@@ -67,9 +68,18 @@ Profiler::Profiler(MemoryCounter& counter) : counter_(counter), began_(Clock::no
   counter_.take_window_peak();
 }
 
+// What a backward inside the forward took counts as that of the op before it.
+void Profiler::close_op() {
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  if (!std::exchange(had_inner_backward_, false) || profile_.ops.empty()) return;
+  auto& op = profile_.ops.back();
+  op.transient = std::max(op.transient, peak - op_live_);
+}
+
 void Profiler::op_begins(int op) {
+  close_op();
   profile_.ops.resize(static_cast<size_t>(op) + 1);
-  profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
   op_live_ = counter_.live();
   op_began_ = Clock::now();
 }
@@ -92,8 +102,9 @@ void Profiler::kept(int block, const std::shared_ptr<KeptValue>& kept) {
 }
 
 void Profiler::forward_ended() {
+  close_op();
+  in_forward_ = false;
   profile_.forward_seconds = seconds_since(began_);
-  profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
   node_began_ = Clock::now();
 }
 
@@ -137,9 +148,13 @@ void Profiler::close_node() {
 }
 
 // What a replay takes from here on is not the node's.
-void Profiler::unpacking() { close_node(); }
+void Profiler::unpacking() {
+  had_inner_backward_ |= in_forward_;
+  if (!in_forward_) close_node();
+}
 
 void Profiler::unpacked(int op, int64_t handed_out) {
+  if (in_forward_) return;
   profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
   if (op < 0) return;
   if (node_ != op) node_handed_out_ = 0;
@@ -158,7 +173,9 @@ void Profiler::replayed(int op, double seconds) {
   profile_.ops[static_cast<size_t>(op)].replay_seconds = seconds;
 }
 
-void Profiler::rebuilt(double seconds) { rebuild_seconds_of_node_ += seconds; }
+void Profiler::rebuilt(double seconds) {
+  if (!in_forward_) rebuild_seconds_of_node_ += seconds;
+}
 
 StepProfile Profiler::finish() {
   close_node();

@@ -41,6 +41,7 @@ struct StepProfile {
     std::vector<int> makes;     // blocks
     bool can_replay = true;
     bool is_view = false;
+    bool is_inside_recompute = false;  // with others before it in there: no cut can come before it
     OpCost cost;
     // Of the backward node that asked for its saves:
     bool has_backward = false;
@@ -96,12 +97,15 @@ class Profiler final : public ReplayListener {
   int64_t held_bytes();
   int64_t mask_bits_until(int op) const;
   void close_node();
+  void close_op();
 
   MemoryCounter& counter_;
   std::shared_ptr<const OffloadFile> file_;
   StepProfile profile_;
   std::vector<std::pair<int, std::weak_ptr<KeptValue>>> kept_;  // with block
   Clock::time_point began_, op_began_, node_began_;
+  bool in_forward_ = true;
+  bool had_inner_backward_ = false;  // since the last op: gradients taken inside the forward
   double rebuild_seconds_of_node_ = 0;
   int64_t op_live_ = 0, node_live_ = 0;
   int node_ = -1;  // the op whose backward runs

@@ -1,6 +1,7 @@
 #include "fleet/memory/tape.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -35,6 +36,14 @@ Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler, const Offload
 }
 
 Tape::~Tape() {
+  try {
+    end();
+  } catch (...) {  // whoever asks for what was given up hears of it
+    for (const auto& region : regions_) region->abandon();
+  }
+}
+
+void Tape::end() {
   while (open_.size() > 1) {
     // What follows the last cut is needed first: it stays.
     if (open_.back().treatment == TapePolicy::Treatment::kDrop) {
@@ -42,6 +51,7 @@ Tape::~Tape() {
     }
     close();
   }
+  if (std::exchange(has_ended_, true)) return;
   if (departures_) departures_->forward_ended();
   if (profile_) profile_->profiler()->forward_ended();
 }
@@ -85,9 +95,9 @@ std::shared_ptr<KeptValue> Tape::kept(int value, const torch::Tensor& tensor, in
     if (!is_view) known->is_no_view();
     return known;
   }
-  auto fresh = std::make_shared<KeptValue>(
-      tensor,
-      KeptValue::Origin{.value = value, .version = version, .time = time, .is_view = is_view});
+  KeptValue::Origin origin{.value = value, .version = version, .time = time, .is_view = is_view};
+  if (is_view) origin.from_value = tensor.storage_offset() - seen.offset;
+  auto fresh = std::make_shared<KeptValue>(tensor, origin);
   if (owner != root_.get()) owner->add(fresh);
   seen.kept.push_back(fresh);
   return fresh;
@@ -106,6 +116,7 @@ void Tape::add_input(OpRecord& record, const torch::Tensor& tensor, int argument
   input.version = values_.version_of(input.value);
   // To write to what a replay starts from would change it for the next one.
   if (input.written && !is_inside(input.value)) record.can_replay = false;
+  if (values_.is_borrowed(input.value)) record.can_replay = false;  // it may be gone by then
   if (const int made = values_.producer_of(input.value); input.written && made >= 0) {
     policy_.changes(made, record.index);
   }
@@ -157,6 +168,13 @@ void Tape::make_way(const OpRecord& record) const {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const auto& input = record.inputs[i];
     if (input.written || input.statistics) KeptValue::before_write(arguments_[i]);
+  }
+}
+
+void Tape::after_write(const OpRecord& record) const {
+  if (!record.traits->writes) return;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    if (record.inputs[i].written) KeptValue::after_write(arguments_[i]);
   }
 }
 
@@ -240,7 +258,8 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (profile_) profile_->op_begins(*record);
   op.callBoxed(stack);
   if (profile_) profile_->profiler()->op_returned();
-  if (record->draws && !record->draws->has_moved()) record->draws.reset();
+  if (record->draws && !record->draws->set_end()) record->draws.reset();
+  after_write(*record);
   note_writes(*record);
   read_results(*record, *stack);
   records_.records.push_back(record);
@@ -252,7 +271,11 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       record->can_replay && std::ranges::all_of(record->inputs, [&](const OpInput& input) {
         return input.kept || can_rebuild(values_.ledger()->value(input.value));
       });
-  if (profile_) profile_->op_ended(*record, arguments_);
+  if (profile_) {
+    profile_->op_ended(*record, arguments_);
+    profile_->profiler()->op().is_inside_recompute =
+        open_.size() > 2 && open_[2].region->first_op() != record->index;
+  }
   for (const auto& slot : saved_now_) settle(*slot, record.get());
 }
 
@@ -307,11 +330,16 @@ std::shared_ptr<KeptValue> Tape::kept_for(SavedSlot& slot, int value) {
     return kept(value, slot.tensor, next_op_, Use::kSave);
   }
   const torch::Tensor itself(seen.tensor.lock());
-  if (!itself.defined()) return kept(value, slot.tensor, next_op_, Use::kSaveOfView);
-  slot.view =
-      std::make_unique<SavedSlot::View>(SavedSlot::View{.sizes = slot.tensor.sizes().vec(),
-                                                        .strides = slot.tensor.strides().vec(),
-                                                        .offset = slot.tensor.storage_offset()});
+  // One that shares its memory need not reach as far: queries and keys in the result of one layer.
+  if (!itself.defined() || !range_of(itself).contains(range_of(slot.tensor))) {
+    return kept(value, slot.tensor, next_op_, Use::kSaveOfView);
+  }
+  slot.view = std::make_unique<SavedSlot::View>(
+      SavedSlot::View{.sizes = slot.tensor.sizes().vec(),
+                      .strides = slot.tensor.strides().vec(),
+                      .offset = slot.tensor.storage_offset() - itself.storage_offset(),
+                      .is_conj = slot.tensor.is_conj(),
+                      .is_neg = slot.tensor.is_neg()});
   return kept(value, itself, next_op_, Use::kSave);
 }
 
@@ -412,6 +440,7 @@ bool Tape::rebuild_alone(SavedSlot& slot, OpRecord& producer) {
 
 void Tape::open(TapePolicy::Treatment treatment) {
   regions_.push_back(std::make_shared<Region>(region(), values_.ledger(), next_op_));
+  regions_.back()->set_open_records(&records_);
   open_.push_back({.region = regions_.back(), .treatment = treatment});
 }
 
@@ -460,7 +489,10 @@ void Tape::checkpoint(std::string_view name, const torch::Tensor& x) {
   if (cuts && open_.size() == 2 && !running_) cut();
 }
 
-void Tape::open_region() { open(TapePolicy::Treatment::kDrop); }
+void Tape::open_region() {
+  if (open_.size() == 2 && !running_ && policy_.cut_before_recompute(*this)) cut();
+  open(TapePolicy::Treatment::kDrop);
+}
 
 void Tape::close_region(TapePolicy::Treatment treatment) {
   open_.back().treatment = treatment;

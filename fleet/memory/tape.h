@@ -42,9 +42,13 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   /// With a profiler, the step is measured too; with `offload`, values leave for its file.
   explicit Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler = nullptr,
                 const Offload* offload = nullptr);
-  ~Tape() override;
+  ~Tape() override;  // ends it, if nobody did
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
+
+  /// The forward is over. What autograd saved can be rebuilt from here on; if this throws, it
+  /// cannot.
+  void end();
 
   /// The one that records this thread's ops; null for none.
   static Tape* current();
@@ -80,6 +84,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   void add_input(OpRecord& record, const torch::Tensor& tensor, int argument, int element);
   void read_arguments(OpRecord& record, const torch::jit::Stack& stack);
   void make_way(const OpRecord& record) const;
+  void after_write(const OpRecord& record) const;
   bool may_be_called_again(const OpRecord& record) const;
   void keep_inputs(OpRecord& record);
   void note_writes(const OpRecord& record);
@@ -112,6 +117,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   int segment_ = 0;
   int64_t segment_bytes_ = 0;
   int segment_first_value_ = 0;
+  bool has_ended_ = false;
   TapeReport report_;
   // Of the op that runs:
   std::shared_ptr<OpRecord> running_;

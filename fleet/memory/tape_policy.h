@@ -23,6 +23,8 @@ class TapePolicy {
   virtual ~TapePolicy() = default;
   /// Whether a segment ends before the op that is about to run.
   virtual bool cut_before_op(const Tape& /*tape*/, const OpTraits& /*op*/) { return false; }
+  /// Whether one ends before a stretch that `fleet::recompute` calls. Inside of it none does.
+  virtual bool cut_before_recompute(const Tape& /*tape*/) { return false; }
   /// Whether one ends at `fleet::checkpoint(x, name)`.
   virtual bool cut_at(std::string_view /*name*/) { return false; }
   virtual Treatment treatment(int /*segment*/) { return Treatment::kDrop; }

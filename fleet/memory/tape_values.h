@@ -21,6 +21,8 @@ class TapeValues {
   struct Value {
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
     torch::ScalarType dtype = torch::kFloat;
+    bool is_strided = true;
+    int64_t offset = 0;  // in its storage
     std::vector<std::weak_ptr<KeptValue>> kept = {};
     /// By the user's program: what autograd saved of it does not count.
     bool is_held() const { return tensor.use_count() > 0; }
@@ -28,6 +30,7 @@ class TapeValues {
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     Region* home = nullptr;        // where its first value was made; null: outside
+    bool is_borrowed = false;      // may be freed before whoever reads it: see compat::owns_memory
     int block = -1;                // of the profile
     std::vector<int> values = {};  // where they are listed
   };
@@ -54,13 +57,17 @@ class TapeValues {
   /// -1: it has none.
   int memory_of(int value) const { return ledger_->value(value).memory; }
   int producer_of(int value) const { return ledger_->value(value).producer; }
+  bool is_borrowed(int value) const {
+    const int memory = memory_of(value);
+    return memory >= 0 && this->memory(memory).is_borrowed;
+  }
   /// How often its memory was written to.
   uint32_t version_of(int value) const;
-  /// Null: it came from outside, or has no memory.
+  /// Null: it came from outside, or is more than strides over memory and stays as it is.
   Region* home_of(int value) const;
 
  private:
-  int memory_number(const torch::Tensor& tensor, Region* home);
+  int memory_number(const c10::StorageImpl* storage, Region* home);
 
   bool lists_values_;
   std::shared_ptr<Ledger> ledger_;

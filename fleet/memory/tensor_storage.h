@@ -3,16 +3,33 @@
 #include <c10/core/Storage.h>
 #include <torch/types.h>
 
+#include "fleet/core/tensor_memory.h"
 #include "fleet/core/torch_compat.h"
 
 namespace fleet::memory {
 
-inline bool is_strided(const torch::Tensor& tensor) {
-  return tensor.has_storage() && tensor.layout() == torch::kStrided;
-}
+using compat::is_strided;
 
 inline const c10::StorageImpl* storage_of(const torch::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
+}
+
+/// The part of its storage, in bytes, from the first element of a strided tensor to the last.
+struct ByteRange {
+  int64_t begin = 0, end = 0;
+  bool overlaps(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+  bool contains(const ByteRange& other) const { return begin <= other.begin && other.end <= end; }
+};
+inline ByteRange range_of(const torch::Tensor& strided) {
+  int64_t elements = strided.numel() > 0 ? 1 : 0;
+  if (elements > 0) {
+    for (int64_t d = 0; d < strided.dim(); ++d) {
+      elements += (strided.size(d) - 1) * strided.stride(d);
+    }
+  }
+  const auto size = static_cast<int64_t>(strided.element_size());
+  const auto begin = strided.storage_offset() * size;
+  return {.begin = begin, .end = begin + elements * size};
 }
 
 /// All of a piece of memory, as bytes, unseen by autograd and by whoever records ops.

@@ -38,31 +38,29 @@ Adam::Adam(std::string_view name, ModelHandle model, const AdamOptions& options,
   refuse(name, problems);
 }
 
-void Adam::prepare() {
-  const auto t = static_cast<double>(steps_);
-  correction1_ = 1 - std::pow(options_.beta1, t);
-  correction2_ = 1 - std::pow(options_.beta2, t);
-}
+void Adam::prepare() { corrections_.set(span_updates(), options_.beta1, options_.beta2); }
 
 void Adam::apply(const Run& run) {
   const auto& of = settings_[run.span];
+  const auto& correction = corrections_[run.span];
   const double lr = lr_ * of.lr_scale;
-  ops::update_kernels().adam({.gradient_scale = run.gradient_scale,
-                              .l2 = static_cast<float>(decoupled_ ? 0 : of.weight_decay),
-                              .keep = static_cast<float>(decoupled_ ? 1 - lr * of.weight_decay : 1),
-                              .beta1 = static_cast<float>(options_.beta1),
-                              .beta2 = static_cast<float>(options_.beta2),
-                              .rest1 = static_cast<float>(1 - options_.beta1),
-                              .rest2 = static_cast<float>(1 - options_.beta2),
-                              .step = static_cast<float>(lr / correction1_),
-                              .root_correction = static_cast<float>(1 / std::sqrt(correction2_)),
-                              .epsilon = static_cast<float>(options_.epsilon)},
-                             run.value, run.gradient, run.state[0], run.state[1], run.length,
-                             run.low);
+  ops::update_kernels().adam(
+      {.gradient_scale = run.gradient_scale,
+       .l2 = static_cast<float>(decoupled_ ? 0 : of.weight_decay),
+       .keep = static_cast<float>(decoupled_ ? 1 - lr * of.weight_decay : 1),
+       .beta1 = static_cast<float>(options_.beta1),
+       .beta2 = static_cast<float>(options_.beta2),
+       .rest1 = static_cast<float>(1 - options_.beta1),
+       .rest2 = static_cast<float>(1 - options_.beta2),
+       .step = static_cast<float>(lr / correction.first),
+       .root_correction = static_cast<float>(1 / std::sqrt(correction.second)),
+       .epsilon = static_cast<float>(options_.epsilon)},
+      run.value, run.gradient, run.state[0], run.state[1], run.length, run.low);
 }
 
 void Adam::apply(Whole& whole) {
   const auto& of = settings_[whole.span];
+  const auto& correction = corrections_[whole.span];
   const double lr = lr_ * of.lr_scale;
   auto& moment1 = whole.state[0];
   auto& moment2 = whole.state[1];
@@ -73,8 +71,8 @@ void Adam::apply(Whole& whole) {
   }
   moment1.mul_(options_.beta1).add_(whole.gradient, 1 - options_.beta1);
   moment2.mul_(options_.beta2).addcmul_(whole.gradient, whole.gradient, 1 - options_.beta2);
-  const auto denominator = moment2.sqrt().div_(std::sqrt(correction2_)).add_(options_.epsilon);
-  whole.value.addcdiv_(moment1, denominator, -lr / correction1_);
+  const auto denominator = moment2.sqrt().div_(std::sqrt(correction.second)).add_(options_.epsilon);
+  whole.value.addcdiv_(moment1, denominator, -lr / correction.first);
 }
 
 }  // namespace fleet::optim

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "fleet/optim/moment_corrections.h"
 #include "fleet/optim/optimizer.h"
 
 namespace fleet::optim {
@@ -15,7 +16,8 @@ struct AdamOptions {
 };
 
 /// Kingma and Ba, arXiv 1412.6980: m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
-/// p -= lr * (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + epsilon).
+/// p -= lr * (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + epsilon), t being the parameter's own number of
+/// updates.
 class Adam : public Optimizer {
  public:
   Adam(ModelHandle model, const AdamOptions& options = {});
@@ -27,14 +29,14 @@ class Adam : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {"moment1", "moment2"}; }
+  bool counts_updates() const override { return true; }
   void prepare() override;
   void apply(const Run& run) override;
   void apply(Whole& whole) override;
 
   AdamOptions options_;
   bool decoupled_ = false;
-  double correction1_ = 1;  // 1 - b1^t
-  double correction2_ = 1;
+  MomentCorrections corrections_;
 };
 
 struct AdamWOptions {

@@ -66,28 +66,31 @@ void Lamb::settle(const ParameterArena& arena, std::vector<SpanSettings>& settin
             settings);
 }
 
-void Lamb::prepare() {
-  const auto t = static_cast<double>(steps_);
-  const double first = 1 - std::pow(options_.beta1, t);
-  const double second = 1 - std::pow(options_.beta2, t);
-  correction_ = root_correction_ = step_correction_ = 1;
-  if (options_.rule.bias_correction == BiasCorrection::kMoments) {
-    correction_ = 1 / first;
-    root_correction_ = 1 / std::sqrt(second);
-  } else if (options_.rule.bias_correction == BiasCorrection::kStep) {
-    step_correction_ = std::sqrt(second) / first;
+void Lamb::prepare() { corrections_.set(span_updates(), options_.beta1, options_.beta2); }
+
+Lamb::Correction Lamb::correction_of(size_t span) const {
+  const auto& of = corrections_[span];
+  switch (options_.rule.bias_correction) {
+    case BiasCorrection::kMoments:
+      return {.first = 1 / of.first, .root = 1 / std::sqrt(of.second)};
+    case BiasCorrection::kStep:
+      return {.step = std::sqrt(of.second) / of.first};
+    case BiasCorrection::kNone:
+      break;
   }
+  return {};
 }
 
 ops::LambStep Lamb::step_of(size_t span, double gradient_scale) const {
+  const auto correction = correction_of(span);
   return {.gradient_scale = static_cast<float>(gradient_scale),
           .weight_decay = static_cast<float>(settings_[span].weight_decay),
           .beta1 = static_cast<float>(options_.beta1),
           .beta2 = static_cast<float>(options_.beta2),
           .rest1 = static_cast<float>(1 - options_.beta1),
           .rest2 = static_cast<float>(1 - options_.beta2),
-          .correction = static_cast<float>(correction_),
-          .root_correction = static_cast<float>(root_correction_),
+          .correction = static_cast<float>(correction.first),
+          .root_correction = static_cast<float>(correction.root),
           .epsilon = static_cast<float>(options_.epsilon)};
 }
 
@@ -105,7 +108,7 @@ double Lamb::trust(size_t span, double value_norm, double update_norm) {
 }
 
 double Lamb::rate_of(size_t span) const {
-  return lr_ * settings_[span].lr_scale * step_correction_ * ratio(span);
+  return lr_ * settings_[span].lr_scale * correction_of(span).step * ratio(span);
 }
 
 void Lamb::apply(const Run& run) {
@@ -119,9 +122,10 @@ void Lamb::apply(Whole& whole) {
   auto& moment2 = whole.state[1];
   moment1.mul_(options_.beta1).add_(whole.gradient, 1 - options_.beta1);
   moment2.mul_(options_.beta2).addcmul_(whole.gradient, whole.gradient, 1 - options_.beta2);
-  const auto denominator = moment2.sqrt().mul_(root_correction_).add_(options_.epsilon);
+  const auto correction = correction_of(whole.span);
+  const auto denominator = moment2.sqrt().mul_(correction.root).add_(options_.epsilon);
   const auto update = (moment1 / denominator)
-                          .mul_(correction_)
+                          .mul_(correction.first)
                           .add_(whole.value, settings_[whole.span].weight_decay);
   settle_trust(whole.span, whole.value.norm().item<double>(), update.norm().item<double>());
   whole.value.sub_(update, rate_of(whole.span));

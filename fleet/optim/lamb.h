@@ -1,5 +1,6 @@
 #pragma once
 
+#include "fleet/optim/moment_corrections.h"
 #include "fleet/optim/optimizer.h"
 
 namespace fleet::optim {
@@ -43,7 +44,8 @@ struct LambOptions {
 /// You et al., arXiv 1904.00962. Adam's direction with decay, scaled so that each parameter tensor
 /// moves by a share of its own norm:
 ///   u = m^ / (sqrt(v^) + epsilon) + decay * p;  p -= lr * |p| / |u| * u
-/// and the ratio is 1 where a norm is 0.
+/// and the ratio is 1 where a norm is 0. m^ and v^ are corrected by the parameter's own number of
+/// updates.
 ///
 ///   optim::Lamb lamb(net, {.lr = 6e-3, .max_grad_norm = 1, .rule = optim::lamb_rule("nvlamb")});
 class Lamb : public Optimizer {
@@ -54,6 +56,7 @@ class Lamb : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {"moment1", "moment2"}; }
+  bool counts_updates() const override { return true; }
   void settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
   void prepare() override;
   bool has_trust_ratio() const override { return true; }
@@ -63,11 +66,16 @@ class Lamb : public Optimizer {
   void apply(Whole& whole) override;
   ops::LambStep step_of(size_t span, double gradient_scale) const;
   double rate_of(size_t span) const;
+  /// What is multiplied with the first moment, the second one's root, and the step.
+  struct Correction {
+    double first = 1;
+    double root = 1;
+    double step = 1;
+  };
+  Correction correction_of(size_t span) const;
 
   LambOptions options_;
-  double correction_ = 1;       // of the first moment, times
-  double root_correction_ = 1;  // of the second moment's root, times
-  double step_correction_ = 1;
+  MomentCorrections corrections_;
 };
 
 }  // namespace fleet::optim

@@ -1,6 +1,8 @@
 #include "fleet/optim/lars.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 
 #include "fleet/core/format.h"
 #include "fleet/optim/named_rule.h"
@@ -24,6 +26,17 @@ constexpr std::array kRules = {
           .exclude_bias_and_norm = false}},
     Rule{"timm", {.lr_in_velocity = false, .exclude_bias_and_norm = false}},
 };
+
+// The bits of up to eight elements, evenly spaced.
+uint64_t sample_of(const float* values, int64_t length) {
+  uint64_t sample = 0;
+  const auto places = std::min<int64_t>(length, 8);
+  for (int64_t i = 0; i < places; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(values[i * length / places]);
+    sample = sample * 0x9E3779B97F4A7C15u + bits;
+  }
+  return sample;
+}
 
 }  // namespace
 
@@ -61,36 +74,40 @@ void Lars::settle(const ParameterArena& arena, std::vector<SpanSettings>& settin
             settings);
 }
 
-Lars::Kept Lars::look_at(size_t span) const {
+Lars::Versions Lars::versions_of(size_t span) const {
   const auto& place = arena().spans()[span];
-  if (!is_fused(arena().groups()[place.group])) return {};
-  const auto* values = arena().groups()[place.group].values.const_data_ptr<float>() + place.offset;
-  constexpr int64_t kProbe = 256;
-  return {.version = static_cast<int64_t>(place.parameter._version()),
-          .probe = ops::update_kernels().square_sum(values, std::min(kProbe, place.numel))};
+  const auto& group = arena().groups()[place.group];
+  if (!is_fused(group)) return {};
+  return {.parameter = static_cast<int64_t>(place.parameter._version()),
+          .buffer = static_cast<int64_t>(group.values._version())};
 }
 
 void Lars::prepare() {
   is_bare_.assign(settings_.size(), false);
-  kept_.resize(settings_.size());
-  value_sums_.resize(block_count());
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    const auto now = look_at(i);
-    kept_[i].is_valid = has_same_blocks() && now.version >= 0 && now.version == kept_[i].version &&
-                        now.probe == kept_[i].probe;
+  versions_.resize(settings_.size());
+  is_unwritten_.resize(settings_.size());
+  kept_.resize(block_count());
+  for (size_t i = 0; i < versions_.size(); ++i) {
+    const auto now = versions_of(i);
+    is_unwritten_[i] = has_same_blocks() && now.parameter >= 0 && now == versions_[i];
   }
 }
 
 void Lars::finish() {
-  for (size_t i = 0; i < kept_.size(); ++i) kept_[i] = look_at(i);
+  for (size_t i = 0; i < versions_.size(); ++i) versions_[i] = versions_of(i);
+}
+
+bool Lars::is_kept(const Run& run) const {
+  return is_unwritten_[run.span] != 0 &&
+         kept_[run.block].sample == sample_of(run.value, run.length);
 }
 
 ops::SquareSums Lars::measure(const Run& run) {
   if (!settings_[run.span].use_trust_ratio) return {0, 0};
   const auto square_sum = ops::update_kernels().square_sum;
   const double scale = run.gradient_scale;
-  const bool is_kept = kept_[run.span].is_valid && !run.is_rewritten;
-  return {.value = is_kept ? value_sums_[run.block] : square_sum(run.value, run.length),
+  const bool is_same = is_kept(run) && !run.is_rewritten;
+  return {.value = is_same ? kept_[run.block].value : square_sum(run.value, run.length),
           .update = gradient_square_sum(run) * scale * scale};
 }
 
@@ -118,7 +135,7 @@ Lars::Factors Lars::factors(size_t span) const {
 
 void Lars::apply(const Run& run) {
   const auto of = factors(run.span);
-  value_sums_[run.block] = ops::update_kernels().momentum_and_norm(
+  kept_[run.block].value = ops::update_kernels().momentum_and_norm(
       {.gradient_scale = run.gradient_scale,
        .weight_decay = static_cast<float>(of.decay),
        .momentum = static_cast<float>(options_.momentum),
@@ -126,6 +143,7 @@ void Lars::apply(const Run& run) {
        .outer = static_cast<float>(of.outer),
        .nesterov = options_.use_nesterov},
       run.value, run.gradient, run.state[0], run.length, run.low);
+  kept_[run.block].sample = sample_of(run.value, run.length);
 }
 
 void Lars::apply(Whole& whole) {

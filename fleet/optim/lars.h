@@ -64,19 +64,27 @@ class Lars : public Optimizer {
   Factors factors(size_t span) const;
 
   /// |p|^2 of the last step's results saves this step from reading them for it, as long as nobody
-  /// else has written to p since: its version tells, and where writing goes around that (averaging,
-  /// loading), the first elements do.
-  struct Kept {
-    int64_t version = -1;
-    double probe = 0;
-    bool is_valid = false;  // in this step
+  /// else has written to p since. Writing by an op shows in a version: the parameter's, or that of
+  /// the arena's buffer, and whatever in Fleet writes without an op moves the parameter's. Writes
+  /// through `data()` or a raw pointer show in neither; for them a few elements of each block are
+  /// looked at, which notices one that changes a whole tensor, but not every single element.
+  struct Versions {
+    int64_t parameter = -1;  // -1: not kept
+    int64_t buffer = -1;
+    bool operator==(const Versions&) const = default;
   };
-  Kept look_at(size_t span) const;
+  Versions versions_of(size_t span) const;
+  bool is_kept(const Run& run) const;
+  struct KeptSum {
+    double value = 0;
+    uint64_t sample = 0;
+  };
 
   LarsOptions options_;
   std::vector<char> is_bare_;       // per span: without decay in this step, for lack of a norm
-  std::vector<Kept> kept_;          // per span
-  std::vector<double> value_sums_;  // per block
+  std::vector<Versions> versions_;  // per span: after the last step
+  std::vector<char> is_unwritten_;  // per span: since the last step, as far as versions tell
+  std::vector<KeptSum> kept_;       // per block
 };
 
 }  // namespace fleet::optim

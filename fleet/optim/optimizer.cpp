@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/optim/gradient_health.h"
@@ -12,17 +13,20 @@ Optimizer::Optimizer(ModelHandle model, Common common)
     : model_(std::move(model)),
       max_grad_norm_(common.max_grad_norm),
       groups_(std::move(common.groups)) {
-  set_lr(common.lr);
+  check_lr(common.lr);
+  lr_ = common.lr;
   settings_.push_back({.weight_decay = common.weight_decay});  // of every span, until bound
 }
 
 Optimizer::~Optimizer() = default;
 
+void Optimizer::check_lr(double lr) {
+  if (std::isfinite(lr) && lr >= 0) return;
+  throw Error("optim", format("the learning rate is {}", lr), "use a finite number of at least 0");
+}
+
 void Optimizer::set_lr(double lr) {
-  if (!std::isfinite(lr) || lr < 0) {
-    throw Error("optim", format("the learning rate is {}", lr),
-                "use a finite number of at least 0");
-  }
+  check_lr(lr);
   lr_ = lr;
 }
 
@@ -36,7 +40,16 @@ void Optimizer::bind(ParameterArena& arena) {
   blocks_ = std::make_unique<ArenaBlocks>(arena);
   trust_.assign(arena.spans().size(), {});
   state_.clear();
+  const AllocationTag tag(allocation::kOptimizerState);
   for (auto& name : state_names()) state_.push_back({std::move(name), arena.make_state()});
+  if (counts_updates()) span_updates_ = torch::zeros({std::ssize(arena.spans())}, torch::kDouble);
+  on_bind();
+}
+
+void Optimizer::count_updates(const std::vector<bool>& used) {
+  if (!span_updates_.defined()) return;
+  auto* const counts = span_updates_.mutable_data_ptr<double>();
+  for (size_t i = 0; i < used.size(); ++i) counts[i] += used[i] ? 1 : 0;
 }
 
 double Optimizer::clipping(const StepInput& input) const {
@@ -67,21 +80,26 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   FLEET_ASSERT(gradient_sums_.empty() || gradient_sums_.size() == blocks_->count(),
                "one sum per block of the spans that are used");
   ++steps_;
+  count_updates(all);
   for (auto& trust : trust_) trust.is_fresh = false;
   prepare();
-  for (size_t g = 0; g < arena_->groups().size(); ++g) {
-    if (is_fused(arena_->groups()[g])) {
-      step_fused(g, gradient_scale);
-    } else {
-      step_by_ops(g, all, gradient_scale);
-    }
-  }
+  update(all, gradient_scale);
   // A graph that was recorded before this step must not be driven backward over its results.
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i]) arena_->spans()[i].parameter.unsafeGetTensorImpl()->bump_version();
   }
   finish();
   gradient_sums_ = {};
+}
+
+void Optimizer::update(const std::vector<bool>& used, double gradient_scale) {
+  for (size_t g = 0; g < arena_->groups().size(); ++g) {
+    if (is_fused(arena_->groups()[g])) {
+      step_fused(g, gradient_scale);
+    } else {
+      step_by_ops(g, used, gradient_scale);
+    }
+  }
 }
 
 Optimizer::Run Optimizer::run_of(size_t index, double gradient_scale) const {
@@ -165,6 +183,8 @@ double Optimizer::gradient_square_sum(const Run& run) const {
 
 ops::SquareSums Optimizer::measure(const Run&) { return {0, 0}; }
 double Optimizer::trust(size_t, double, double) { return 1; }
+void Optimizer::apply(const Run&) { FLEET_ASSERT(false, "an optimizer that works by runs"); }
+void Optimizer::apply(Whole&) { FLEET_ASSERT(false, "an optimizer that works by parameters"); }
 
 void Optimizer::settle_trust(size_t span, double value_norm, double update_norm) {
   auto& own = trust_[span];

@@ -66,13 +66,21 @@ class Optimizer {
   /// (ParameterArena::end_window). Clips to `max_grad_norm` first.
   void step(const std::vector<bool>& used = {}, const StepInput& input = {});
 
-  double lr() const { return lr_; }
-  void set_lr(double lr);
+  virtual double lr() const { return lr_; }
+  virtual void set_lr(double lr);
   double max_grad_norm() const { return max_grad_norm_; }  // 0: no clipping
 
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   const std::vector<NamedState>& state() const { return state_; }
+  /// How often each span was updated, in the arena's order, where the rule depends on it (Adam,
+  /// LAMB); else undefined. A part of the state; doubles, since local SGD may average it with the
+  /// moments.
+  const torch::Tensor& span_updates() const { return span_updates_; }
+  /// State beside these that only the optimizer itself can read and write, as bytes.
+  virtual bool has_opaque_state() const { return false; }
+  virtual torch::Tensor opaque_state() const { return {}; }
+  virtual void set_opaque_state(const torch::Tensor& /*bytes*/) {}
   const std::vector<SpanSettings>& settings() const { return settings_; }
 
   /// Of the parameters that have one; empty for optimizers without.
@@ -108,6 +116,8 @@ class Optimizer {
 
   Optimizer(ModelHandle model, Common common);
 
+  /// Throws where `lr` is no rate.
+  static void check_lr(double lr);
   double ratio(size_t span) const { return trust_[span].ratio; }
   /// Of the gradient as it lies there; read again only where nobody has summed it up before.
   double gradient_square_sum(const Run& run) const;
@@ -118,9 +128,16 @@ class Optimizer {
 
   /// Names of the state tensors, two at most.
   virtual std::vector<std::string> state_names() const = 0;
+  /// Whether `span_updates` is kept.
+  virtual bool counts_updates() const { return false; }
   /// Changes what holds for each span before `groups` do.
   virtual void settle(const ParameterArena& /*arena*/, std::vector<SpanSettings>& /*settings*/) {}
-  /// Once per step, before the passes: `steps()` counts this one already.
+  /// Once, when the arena is known.
+  virtual void on_bind() {}
+  /// One update of the spans that are used. Overridden by optimizers that do not work span by span,
+  /// which need none of the functions below.
+  virtual void update(const std::vector<bool>& used, double gradient_scale);
+  /// Once per step, before the passes: `steps()` and `span_updates()` count this one already.
   virtual void prepare() {}
   /// Once per step, after them.
   virtual void finish() {}
@@ -130,8 +147,8 @@ class Optimizer {
   virtual bool has_trust_ratio() const { return false; }
   virtual ops::SquareSums measure(const Run& run);
   virtual double trust(size_t span, double value_norm, double update_norm);
-  virtual void apply(const Run& run) = 0;
-  virtual void apply(Whole& whole) = 0;
+  virtual void apply(const Run& run);
+  virtual void apply(Whole& whole);
 
   /// `trust`, kept for `apply` and for `trust_ratios`.
   void settle_trust(size_t span, double value_norm, double update_norm);
@@ -149,6 +166,7 @@ class Optimizer {
     bool is_fresh = false;  // of the last step
   };
   double clipping(const StepInput& input) const;
+  void count_updates(const std::vector<bool>& used);
   void step_fused(size_t group, double gradient_scale);
   void step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale);
   Run run_of(size_t block, double gradient_scale) const;
@@ -158,6 +176,7 @@ class Optimizer {
   std::vector<ParameterGroup> groups_;
   ParameterArena* arena_ = nullptr;
   std::vector<NamedState> state_;
+  torch::Tensor span_updates_;
   std::unique_ptr<ArenaBlocks> blocks_;
   bool has_same_blocks_ = false;
   std::vector<ops::SquareSums> sums_;      // one per block

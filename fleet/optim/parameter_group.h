@@ -35,7 +35,10 @@ void apply_groups(std::string_view area, const ParameterArena& arena,
 
 /// What LARS and LAMB leave out of weight decay, and with it of the trust ratio.
 struct LeftOut {
-  std::vector<std::string> names = {};  // parts of names; one that fits no parameter is an error
+  /// Parts of names; one that fits no parameter is an error. Where no name has them, the guide's
+  /// 'batch_norm' (and 'layer_norm', ...) mean the parameters of such modules, '.b_0' all biases;
+  /// these may fit nothing.
+  std::vector<std::string> names = {};
   /// Biases and parameters of norm layers: at most one dimension, or of a module whose type is
   /// called ...Norm...
   bool bias_and_norm = true;

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "fleet/comm/elastic_group.h"
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
@@ -66,6 +67,7 @@ LocalSgd::LocalSgd(ParameterArena& arena, const ModelHandle& model,
   // What runs behind training must not meet other calls.
   if (options_.delayed) comm_ = comm_->duplicate("local_sgd");
   if (options_.adaptive) interval_.emplace(*options_.adaptive);
+  const AllocationTag tag(allocation::kLocalSgd);
   anchor_ = arena_.make_state();
   change_ = arena_.make_state();
   if (options_.delayed) sent_ = arena_.make_state();

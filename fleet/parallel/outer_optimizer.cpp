@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 
@@ -17,6 +18,7 @@ OuterOptimizer::OuterOptimizer(const ParameterArena& arena, const OuterOptimizer
                        options.lr, options.momentum),
                 "give an lr above 0 and a momentum of at least 0 and below 1");
   }
+  const AllocationTag tag(allocation::kLocalSgd);
   velocity_ = arena.make_state();
 }
 

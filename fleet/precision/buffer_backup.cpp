@@ -1,8 +1,11 @@
 #include "fleet/precision/buffer_backup.h"
 
+#include "fleet/core/allocation_tag.h"
+
 namespace fleet::precision {
 
 BufferBackup::BufferBackup(const ModelHandle& model) {
+  const AllocationTag tag(allocation::kBufferBackup);
   for (const auto& [name, buffer] : model.buffers()) {
     buffers_.push_back(buffer);
     saved_.push_back(buffer.detach().clone());

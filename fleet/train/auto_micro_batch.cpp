@@ -4,6 +4,7 @@
 
 #include <ATen/Context.h>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
@@ -58,6 +59,8 @@ void AutoMicroBatch::open_window() {
   too_large_ = 0;
   generators_.clear();
   if (!is_at_work()) return;
+  const memory::NoRefusalScope bookkeeping;
+  const AllocationTag tag(allocation::kBufferBackup);
   buffers_.save();
   generators_.push_back(memory::GeneratorState::of_default());
   if (!device_.is_cpu()) {
@@ -72,14 +75,16 @@ bool AutoMicroBatch::may_overlap(int64_t samples) const {
 void AutoMicroBatch::shrink(const Parts& failed, const c10::OutOfMemoryError& error) {
   const auto samples = largest(failed);
   if (samples <= 1) {
-    throw Error("memory",
-                format("one sample does not fit, however a batch is split: {}",
-                       error.what_without_backtrace()),
-                "raise the budget, switch recompute on, or use a smaller model");
+    std::string what = error.what_without_backtrace();
+    what = what.substr(0, what.find("\n  fix: "));  // that one knows nothing of micro-batches
+    throw Error("memory", format("one sample does not fit, however a batch is split: {}", what),
+                "raise the budget, or use a smaller model");
   }
   too_large_ = std::max(too_large_, samples);
   limit_ = samples / 2;
 }
+
+bool AutoMicroBatch::can_split(const Parts& parts) { return largest(parts) > 1; }
 
 void AutoMicroBatch::put_back() {
   buffers_.restore();
@@ -91,12 +96,12 @@ void AutoMicroBatch::close_window(const Parts& parts, bool merge_was_asked_for) 
   went_well_ = std::max(went_well_, samples);
   if (too_large_ == 0) return;
   log::warn_here("memory",
-                 format("parts of {} samples did not fit: from now on a batch is split into parts "
-                        "of at most {}{}",
+                 format("micro-batches of {} samples did not fit: from now on a batch is split "
+                        "into micro-batches of at most {}{}",
                         too_large_, limit_,
-                        merge_was_asked_for ? ""
-                                            : "; batch norm, if there is one, sees one part at a "
-                                              "time"));
+                        merge_was_asked_for
+                            ? ""
+                            : "; batch norm, if there is one, sees one micro-batch at a time"));
 }
 
 }  // namespace fleet

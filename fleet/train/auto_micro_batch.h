@@ -38,6 +38,8 @@ class AutoMicroBatch {
   void open_window();
   /// Whether memory that is short in this window can be met by smaller parts.
   bool can_shrink() const { return !generators_.empty(); }
+  /// Whether one of these has more than one sample.
+  static bool can_split(const Parts& parts);
   /// Whether a backward over so many samples may send gradients while it runs.
   bool may_overlap(int64_t samples) const;
   /// Buffers and generators to where they were when the window was opened.

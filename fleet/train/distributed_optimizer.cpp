@@ -5,6 +5,7 @@
 
 #include "fleet/comm/peer_watch.h"
 #include "fleet/comm/world.h"
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/log.h"
@@ -14,12 +15,14 @@
 #include "fleet/optim/gradient_merge.h"
 #include "fleet/parallel/sync_batch_norm.h"
 #include "fleet/train/auto_micro_batch.h"
+#include "fleet/train/batch_arithmetic.h"
 #include "fleet/train/hand_over.h"
 #include "fleet/train/layer_wise_optimizer.h"
 #include "fleet/train/local_sgd_options.h"
 #include "fleet/train/loss_normalizer.h"
 #include "fleet/train/memory_strategy.h"
 #include "fleet/train/mixed_precision.h"
+#include "fleet/train/plain_memory.h"
 #include "fleet/train/straggler_watch.h"
 #include "fleet/train/strategy_check.h"
 
@@ -28,6 +31,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Adds the micro-batch that the report is about to what this call has seen on this rank.
+void count_own(UpdateReport& report) {
+  if (report.weight == 0) return;
+  const double sum = report.own_loss * report.own_weight + report.loss * report.weight;
+  report.own_weight += report.weight;
+  report.own_loss = sum / report.own_weight;
+}
+
 std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
   std::vector<std::string> names;
   if (comm.watch() == nullptr) return names;
@@ -35,6 +46,13 @@ std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
     names.push_back(format("rank {} ({}, pid {})", names.size(), peer.host, peer.pid));
   }
   return names;
+}
+
+int ranks_on_host(const comm::Communicator& comm) {
+  if (comm.watch() == nullptr) return 1;
+  const auto& peers = comm.watch()->peers();
+  const auto& own = peers.at(static_cast<size_t>(comm.rank())).host_id;
+  return static_cast<int>(std::ranges::count(peers, own, &comm::PeerIdentity::host_id));
 }
 
 }  // namespace
@@ -52,6 +70,7 @@ struct DistributedOptimizer::ForwardScope::Scopes {
  private:
   std::optional<SyncBatchNormScope> sync_batch_norm_;
   std::optional<precision::AutocastScope> autocast_;
+  std::optional<MemoryStrategy::Enforced> budget_;
   std::optional<MemoryStrategy::Forward> recorded_;
   std::exception_ptr error_;
 };
@@ -64,8 +83,9 @@ struct DistributedOptimizer::State {
   std::unique_ptr<ParameterArena> arena;
   std::unique_ptr<DataParallel> parallel;
   std::unique_ptr<optim::ArenaBlocks> blocks;
-  std::unique_ptr<MixedPrecision> amp;     // null: off
-  std::unique_ptr<MemoryStrategy> memory;  // null: off
+  std::unique_ptr<MixedPrecision> amp;        // null: off
+  std::unique_ptr<MemoryStrategy> memory;     // null: off
+  std::unique_ptr<PlainMemory> plain_memory;  // then
   std::unique_ptr<AutoMicroBatch> micro_batch;
   std::unique_ptr<LocalSgd> local;  // null: off
   std::unique_ptr<StragglerWatch> stragglers;
@@ -82,6 +102,7 @@ struct DistributedOptimizer::State {
   bool has_said_apart = false;
   bool is_gathering = false;  // a window was opened for `backward`, and holds nothing yet
   std::shared_ptr<ForwardScope::Scopes> forward;  // of the user, for the next `backward`
+  bool has_announced = false;                     // the batch arithmetic
 
   bool is_local() const { return local && local->is_local(); }
   double loss_scale() const { return amp ? amp->scaler().scale() : 1; }
@@ -264,6 +285,22 @@ struct DistributedOptimizer::State {
                 "split batches smaller from the start: gradient_merge_configs.micro_batch_size");
   }
 
+  // Known with the first update: batches come from the program.
+  void announce(const UpdateReport& report, BatchForm form) {
+    if (has_announced || report.parts == 0) return;
+    has_announced = true;
+    // A mean counts samples, and gradients that are shared bring the sum over all ranks with them.
+    const bool is_agreed = !is_local() && report.own_weight == static_cast<double>(report.samples);
+    const BatchArithmetic batch{
+        .form = form,
+        .samples = report.samples,
+        .global_samples = is_agreed ? std::llround(report.weight) : report.samples * comm->size(),
+        .micro_batches = report.parts,
+        .k_steps = merge.calls_per_update(),
+        .ranks = comm->size()};
+    log::info("batch", batch.text());
+  }
+
   void log_trust_ratios() const {
     const int every = log_ratios_every();
     if (every == 0 || optimizer->steps() % every != 0) return;
@@ -284,6 +321,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
   const auto remarks = check(strategy, {.world_size = comm->size(),
                                         .optimizer_name = std::string(optimizer->name()),
                                         .weight_decay = own_weight_decay(*optimizer),
+                                        .has_opaque_state = optimizer->has_opaque_state(),
                                         .is_elastic = comm->elastic() != nullptr});
   auto resolved = strategy.resolved();
   s.strategy = std::move(resolved.strategy);
@@ -302,7 +340,10 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
                                     .drop_last = configs.drop_last});
   }
   if (s.strategy.recompute) {
-    s.memory = std::make_unique<MemoryStrategy>(s.strategy.recompute_configs);
+    s.memory =
+        std::make_unique<MemoryStrategy>(s.strategy.recompute_configs, ranks_on_host(*s.comm));
+  } else {
+    s.plain_memory = std::make_unique<PlainMemory>();
   }
   if (s.strategy.amp) {
     s.amp = std::make_unique<MixedPrecision>(model, s.strategy.amp_configs);
@@ -328,7 +369,7 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
           .find_unused_parameters = s.strategy.find_unused_parameters});
   s.normalizer = std::make_unique<LossNormalizer>(*s.arena, s.comm);
   // Gradients move to memory that the ranks share.
-  if (s.memory) s.memory->charge(counted - s.memory->counted());
+  if (s.memory) s.memory->charge(counted - s.memory->counted(), allocation::kGradients);
   s.parallel->broadcast(model);
   check_all_present(*s.comm, "at the start");
   if (s.strategy.sync_batch_norm) s.norm_comm = s.comm->duplicate("sync_batch_norm");
@@ -336,6 +377,9 @@ DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> opt
     std::vector<torch::Tensor> state;
     for (const auto& item : s.optimizer->state()) {
       state.insert(state.end(), item.groups.begin(), item.groups.end());
+    }
+    if (const auto& updates = s.optimizer->span_updates(); updates.defined()) {
+      state.push_back(updates);
     }
     s.local = std::make_unique<LocalSgd>(*s.arena, model, s.comm, local_sgd_options(s.strategy),
                                          std::move(state));
@@ -357,7 +401,10 @@ UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
     }
     bool done = false;
     while (!done) done = run_one(part, loss, report);
+    report.in_window = !part.is_last;
     if (part.is_last) update(report);
+    if (part.is_last) s.announce(report, BatchForm::kCalls);
+    ++s.calls;
   });
 }
 
@@ -391,8 +438,11 @@ UpdateReport DistributedOptimizer::minimize_samples(const BatchShape& shape,
     s.normalizer->open(shape.loss_weights, s.is_local());
     bool done = false;
     while (!done) done = run_all(shape, loss, report);
+    report.samples = shape.samples;
     if (cuts.empty()) s.sit_out();
     update(report);
+    s.announce(report, BatchForm::kSplit);
+    ++s.calls;
   });
 }
 
@@ -405,7 +455,8 @@ bool DistributedOptimizer::run_one(const Part& part, const std::function<Loss()>
   try {
     run(part, loss, report);
   } catch (const c10::OutOfMemoryError& error) {
-    const bool again = is_first && s.memory && s.may_start_again(error) && s.memory->plan_again();
+    const bool again = is_first && s.memory && s.may_start_again(error) &&
+                       s.memory->plan_again(/*can_split=*/false);
     if (!again) throw;
     s.drop_failed_call();
     s.micro_batch->put_back();
@@ -419,6 +470,7 @@ bool DistributedOptimizer::run_all(const BatchShape& shape, const SliceLoss& los
                                    UpdateReport& report) {
   auto& s = *state_;
   const auto cuts = s.micro_batch->cut(s.merge, shape.samples);
+  report.own_loss = report.own_weight = 0;  // of an attempt that failed
   try {
     for (const auto& cut : cuts) {
       run(
@@ -430,8 +482,10 @@ bool DistributedOptimizer::run_all(const BatchShape& shape, const SliceLoss& los
           [&] { return loss(cut.begin, cut.end); }, report);
     }
   } catch (const c10::OutOfMemoryError& error) {
-    if (!shape.can_slice || !s.may_start_again(error)) throw;
-    const bool plan_again = s.memory && s.memory->plan_again();
+    if (!s.may_start_again(error)) throw;
+    const bool can_split = shape.can_slice && AutoMicroBatch::can_split(cuts);
+    const bool plan_again = s.memory && s.memory->plan_again(can_split);
+    if (!plan_again && !shape.can_slice) throw;
     s.drop_failed_call();
     if (!plan_again) s.micro_batch->shrink(cuts, error);
     s.micro_batch->put_back();
@@ -451,6 +505,7 @@ std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
   s.take_cleared();
   if (s.merge.options().drop_last && !s.is_armed) s.merge.close();
   if (s.merge.is_open()) {
+    // No call of `minimize`: its samples have been counted.
     last = report_of_call([&](UpdateReport& report) { update_with_what_is_there(report); });
   }
   if (s.local) s.follow(s.local->end_epoch());
@@ -465,6 +520,8 @@ void DistributedOptimizer::sync() {
 UpdateReport DistributedOptimizer::report_of_call(const std::function<void(UpdateReport&)>& work) {
   auto& s = *state_;
   const auto begin = Clock::now();
+  const MemoryStrategy::Enforced budget(s.memory.get());
+  if (s.plain_memory) s.plain_memory->begin();
   UpdateReport report;
   if (s.schedule) s.optimizer->set_lr((*s.schedule)(updates()));
   report.lr = s.optimizer->lr();
@@ -478,11 +535,12 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
     throw;
   }
   s.is_sending = false;
-  report.call = ++s.calls;
+  report.call = s.calls;
   report.update = updates();
   report.seconds = seconds_since(begin);
   report.total_seconds = s.total_seconds += report.seconds;
-  if (s.memory) report.memory = s.memory->report_of_call(report.updated);
+  report.memory = s.memory ? s.memory->report_of_call(report.updated, s.merge.is_open())
+                           : s.plain_memory->report(report.updated);
   return report;
 }
 
@@ -490,12 +548,14 @@ DistributedOptimizer::ForwardScope::Scopes::Scopes(State& state, int64_t samples
     : samples(samples),
       sync_batch_norm_(std::in_place, state.norm_comm),
       autocast_(std::in_place, state.amp ? &state.amp->autocast() : nullptr),
+      budget_(std::in_place, state.memory.get()),
       recorded_(std::in_place, state.memory.get(), samples) {}
 
 void DistributedOptimizer::ForwardScope::Scopes::end() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   if (recorded_) recorded_->finish();
   recorded_.reset();
+  budget_.reset();
   autocast_.reset();
   sync_batch_norm_.reset();
 }
@@ -505,6 +565,7 @@ void DistributedOptimizer::ForwardScope::Scopes::end_quietly() noexcept {
     end();
   } catch (...) {
     recorded_.reset();
+    budget_.reset();
     autocast_.reset();
     sync_batch_norm_.reset();
     error_ = std::current_exception();
@@ -549,6 +610,8 @@ UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOpti
     const bool is_last = options.is_last || (k_steps > 1 && s.merge.next_is_last());
     run_backward({.is_last = is_last, .of = k_steps, .samples = scopes ? scopes->samples : 0}, loss,
                  report);
+    report.in_window = true;
+    ++s.calls;
   });
 }
 
@@ -567,6 +630,7 @@ UpdateReport DistributedOptimizer::step() {
     } else {
       update_with_what_is_there(report);
     }
+    s.announce(report, BatchForm::kCalls);
   });
 }
 
@@ -628,6 +692,7 @@ void DistributedOptimizer::run_backward(const Part& part, const Loss& value, Upd
   report.parts = s.merge.parts();
   report.weight = loss.weight;
   report.loss = mean;
+  count_own(report);
 }
 
 void DistributedOptimizer::update(UpdateReport& report) {
@@ -748,6 +813,7 @@ void DistributedOptimizer::set_counters(const TrainingCounters& counters) {
 const DistributedStrategy& DistributedOptimizer::strategy() const { return state_->strategy; }
 const ParameterArena& DistributedOptimizer::arena() const { return *state_->arena; }
 const optim::Optimizer& DistributedOptimizer::optimizer() const { return *state_->optimizer; }
+optim::Optimizer& DistributedOptimizer::optimizer() { return *state_->optimizer; }
 const std::shared_ptr<comm::Communicator>& DistributedOptimizer::comm() const {
   return state_->comm;
 }

@@ -14,6 +14,7 @@
 #include "fleet/core/parameter_arena.h"
 #include "fleet/optim/optimizer.h"
 #include "fleet/optim/schedule.h"
+#include "fleet/optim/torch_optimizer.h"
 #include "fleet/parallel/data_parallel.h"
 #include "fleet/parallel/local_sgd.h"
 #include "fleet/precision/autocast.h"
@@ -26,24 +27,30 @@ namespace fleet {
 
 /// What one call of `minimize` did.
 struct UpdateReport {
-  int64_t call = 0;       // calls of `minimize` so far
-  int64_t update = 0;     // updates done so far
-  bool updated = false;   // false: one part of a window that goes on, or nothing to learn from
-  bool skipped = false;   // loss or gradient not finite (amp): nothing changed but the loss scale
-  int64_t parts = 0;      // merged on this rank, so far in this window
-  double loss = 0;        // mean over all samples of all ranks; of this part alone within a window;
-                          // with local SGD of this rank, or, when `synced`, since the last average
-  double weight = 0;      // what the loss was averaged over: samples, or what the closure said
-  double lr = 0;          // the rate that was used
-  double loss_scale = 1;  // the one that was used
-  bool synced = false;    // local SGD: parameters were averaged after this update
-  bool stop = false;      // some rank was asked to stop (stop_request.h); the same on all ranks
+  int64_t call = 0;        // calls of `minimize` so far
+  int64_t update = 0;      // updates done so far
+  bool updated = false;    // false: one part of a window that goes on, or nothing to learn from
+  bool skipped = false;    // loss or gradient not finite (amp): nothing changed but the scale
+  bool in_window = false;  // one micro-batch of an accumulation window that continues: not updated
+  int64_t parts = 0;       // merged on this rank, so far in this window
+  double loss = 0;    // mean over all samples of all ranks; of this part alone within a window;
+                      // with local SGD of this rank, or, when `synced`, since the last average
+  double weight = 0;  // what the loss was averaged over: samples, or what the closure said
+  // This call on this rank alone, whatever the strategy: summed over calls and ranks, each sample
+  // counts once. `loss` and `weight` above overlap within windows and between averages.
+  double own_loss = 0;     // mean
+  double own_weight = 0;   // what it was averaged over
+  int64_t samples = 0;     // 0 with `minimize(closure)`, which does not know
+  double lr = 0;           // the rate that was used
+  double loss_scale = 1;   // the one that was used
+  bool synced = false;     // local SGD: parameters were averaged after this update
+  bool stop = false;       // some rank was asked to stop (stop_request.h); the same on all ranks
   int64_t sync_every = 1;  // updates between two averages from here on; 1: gradients are shared
   std::optional<double> gradient_norm = {};  // before clipping; known with amp or max_grad_norm
   double seconds = 0;                        // wall time of the call
   double total_seconds = 0;                  // of all calls so far
   double exposed_communication_s = 0;        // part of `seconds` spent waiting for other ranks
-  MemoryReport memory = {};                  // all 0 without recompute
+  MemoryReport memory = {};
 };
 
 /// A batch that `minimize` can weigh: it knows how many samples it has.
@@ -177,6 +184,7 @@ class DistributedOptimizer {
   const DistributedStrategy& strategy() const;
   const ParameterArena& arena() const;
   const optim::Optimizer& optimizer() const;
+  optim::Optimizer& optimizer();
   const std::shared_ptr<comm::Communicator>& comm() const;
   /// Null when it is off, or alone.
   LocalSgd* local_sgd();
@@ -238,6 +246,27 @@ template <std::derived_from<optim::Optimizer> O>
 DistributedOptimizer distributed_optimizer(O optimizer, const DistributedStrategy& strategy = {}) {
   return distributed_optimizer(std::unique_ptr<optim::Optimizer>(new O(std::move(optimizer))),
                                strategy);
+}
+
+/// The same over any optimizer of LibTorch, or a subclass of one's own: moved in, by reference (it
+/// must outlive the result), or in a shared pointer.
+///
+///   torch::optim::RMSprop rmsprop(net->parameters(), 0.01);
+///   torch::optim::StepLR scheduler(rmsprop, 30, 0.1);
+///   auto optimizer = fleet::distributed_optimizer(net, rmsprop, strategy);
+template <optim::IsTorchOptimizer O>
+DistributedOptimizer distributed_optimizer(const ModelHandle& model, O&& optimizer,
+                                           const DistributedStrategy& strategy = {}) {
+  return distributed_optimizer(optim::TorchOptimizer(model, std::forward<O>(optimizer)), strategy);
+}
+
+template <optim::IsTorchOptimizer O>
+DistributedOptimizer distributed_optimizer(O&& /*optimizer*/,
+                                           const DistributedStrategy& strategy = {}) {
+  static_assert(!optim::IsTorchOptimizer<O>,
+                "a torch optimizer does not know its parameters' names, so pass the model too: "
+                "fleet::distributed_optimizer(model, optimizer, strategy)");
+  return distributed_optimizer(std::unique_ptr<optim::Optimizer>(), strategy);  // not reached
 }
 
 /// Prints the guide's step line on rank 0.

@@ -177,10 +177,13 @@ const FieldList& fields_of(const RecomputeConfigs*) {
                   "checkpoint_shape", "shape of a checkpoint; compared when given, never needed")
                   .at_least(1),
               field<&RecomputeConfigs::memory_budget>(
-                  "memory_budget", "find the cuts for so much memory: 12GiB, or 60%")
+                  "memory_budget",
+                  "find the cuts for so much memory: 12GiB, 60% of what this rank may have, or "
+                  "\"50% of plain\" training")
                   .beyond_guide(),
               field<&RecomputeConfigs::plan_only>(
-                  "plan_only", "after two updates, print the plan for memory_budget and end")
+                  "plan_only",
+                  "print the plan for memory_budget, or what plain training takes, and end")
                   .beyond_guide(),
           },
       .absent = {
@@ -302,7 +305,7 @@ const FieldList& fields_of(const DistributedStrategy*) {
               field<&S::gradient_merge_configs>("gradient_merge_configs", ""),
               field<&S::lars>("lars", "Momentum becomes LARS"),
               field<&S::lars_configs>("lars_configs", ""),
-              field<&S::lamb>("lamb", "Adam becomes LAMB"),
+              field<&S::lamb>("lamb", "Adam or AdamW becomes LAMB"),
               field<&S::lamb_configs>("lamb_configs", ""),
               field<&S::adaptive_localsgd>("adaptive_localsgd",
                                            "local SGD whose interval follows loss and lr"),

@@ -35,7 +35,7 @@ struct RecomputeConfigs {
   bool enable_offload = false;
   std::vector<int64_t> checkpoint_shape = {};
 
-  std::string memory_budget = {};  ///< "12GiB" or "60%": the cuts are searched for, not named
+  std::string memory_budget = {};  ///< "12GiB", "60%", "50% of plain": the cuts are searched for
   bool plan_only = false;          ///< says the plan once it is made, and ends the program
 
   bool operator==(const RecomputeConfigs&) const = default;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fleet/comm/elastic_group.h"
+#include "fleet/core/error.h"
 #include "fleet/core/format.h"
 #include "fleet/core/options_json.h"
 #include "fleet/core/restart_needed.h"
@@ -16,18 +17,20 @@ namespace {
 
 /// What does not lie in tensors.
 struct HandedNumbers {
-  RankRecord rank = {};
+  std::vector<std::string> optimizers = {};  // a RankRecord each
   int64_t last_step = 0;
   std::string data = {};
+  std::string values = {};
 };
 
 const FieldList& fields_of(const HandedNumbers*) {
   using H = HandedNumbers;
   static const FieldList list{.area = "elastic",
                               .fields = {
-                                  field<&H::rank>("rank", "of the rank that tells"),
+                                  field<&H::optimizers>("optimizers", "of the rank that tells"),
                                   field<&H::last_step>("last_step", "of the last snapshot"),
                                   field<&H::data>("data", "where the next batch is"),
+                                  field<&H::values>("values", "of the program's own"),
                               }};
   return list;
 }
@@ -38,8 +41,8 @@ constexpr int64_t kWords = 8192;
 torch::Tensor as_words(const std::string& text) {
   if (std::ssize(text) >= kWords * 8) {
     throw Error("elastic",
-                format("the position in the data takes {} bytes, and {} travel to a rank "
-                       "that comes back",
+                format("the position in the data and the own values take {} bytes, and {} travel "
+                       "to a rank that comes back",
                        text.size(), kWords * 8));
   }
   auto words = torch::zeros({kWords}, torch::kLong);
@@ -61,6 +64,7 @@ std::vector<torch::Tensor> tensors_of(DistributedOptimizer& optimizer) {
   arena.take_written();
   for (const auto& group : arena.groups()) tensors.push_back(group.values);
   for (const auto& item : optimizer.optimizer().state()) add(item.groups);
+  if (const auto& updates = optimizer.optimizer().span_updates(); updates.defined()) add({updates});
   const auto local = optimizer.local_sgd()->state();
   add(local.anchor);
   add(local.velocity);
@@ -81,34 +85,78 @@ torch::Tensor to_travel(const torch::Tensor& tensor) {
       .contiguous();
 }
 
-void take_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_t& last_step,
-               const std::string& text) {
-  HandedNumbers numbers;
-  read_json(numbers, text, "what the other ranks told");
+void take_over(DistributedOptimizer& optimizer, const RankRecord& record) {
   auto* const local = optimizer.local_sgd();
   auto state = local->state();  // with the tensors that were told
-  state.step = numbers.rank.local_sgd.step;
-  state.window = numbers.rank.local_sgd.window;
-  state.interval = numbers.rank.local_sgd.interval;
+  state.step = record.local_sgd.step;
+  state.window = record.local_sgd.window;
+  state.interval = record.local_sgd.interval;
   local->set_state(state);
-  optimizer.set_counters(numbers.rank.counters);
-  data.restore(numbers.data, "what the other ranks told", /*other_ranks=*/false);
+  optimizer.set_counters(record.counters);
   reseed_generators(optimizer.arena(), optimizer.comm()->rank(), optimizer.attempts());
+}
+
+std::vector<torch::Tensor> tensors_of(const SnapshotContents& contents) {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& item : contents.optimizers) {
+    const auto more = tensors_of(*item.optimizer);
+    tensors.insert(tensors.end(), more.begin(), more.end());
+  }
+  for (const auto& item : contents.models) {
+    for (const auto& list : {item.model.parameters(), item.model.buffers()}) {
+      for (const auto& [name, tensor] : list) tensors.push_back(tensor.detach());
+    }
+  }
+  return tensors;
+}
+
+std::string numbers_of(const SnapshotContents& contents, int64_t last_step) {
+  HandedNumbers numbers{.last_step = last_step,
+                        .data = contents.data.to_json(),
+                        .values = write_values(contents.values)};
+  for (const auto& item : contents.optimizers) {
+    numbers.optimizers.push_back(write_json(rank_record(*item.optimizer), RankRecord{}));
+  }
+  return write_json(numbers, HandedNumbers{});
+}
+
+void take_over(const SnapshotContents& contents, int64_t& last_step, const std::string& text) {
+  const std::string source = "what the other ranks told";
+  HandedNumbers numbers;
+  read_json(numbers, text, source);
+  FLEET_ASSERT(numbers.optimizers.size() == contents.optimizers.size(),
+               "ranks of a job run the same program");
+  for (size_t i = 0; i < numbers.optimizers.size(); ++i) {
+    RankRecord record;
+    read_json(record, numbers.optimizers[i], source);
+    take_over(*contents.optimizers[i].optimizer, record);
+  }
+  contents.data.restore(numbers.data, source, /*other_ranks=*/false);
+  read_values(contents.values, numbers.values, source, /*tensors=*/nullptr)();
   last_step = numbers.last_step;
 }
 
 }  // namespace
 
-void hand_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_t& last_step,
-               HandOverSide side) {
+void check_can_hand_over(const SnapshotContents& contents) {
+  for (const auto& value : contents.values) {
+    if (!value.is_tensor()) continue;
+    throw Error("elastic",
+                format("the value '{}' is a tensor, and a rank that comes back cannot be told its "
+                       "shape",
+                       value.name()),
+                "keep it as numbers, or in a model (SnapshotContents::models)");
+  }
+}
+
+void hand_over(const SnapshotContents& contents, int64_t& last_step, HandOverSide side) {
   const torch::NoGradGuard no_grad;
-  const HandedNumbers own{rank_record(optimizer), last_step, data.to_json()};
-  const auto tensors = tensors_of(optimizer);
+  const auto tensors = tensors_of(contents);
   std::vector<torch::Tensor> told;
   for (const auto& tensor : tensors) told.push_back(to_travel(tensor));
-  told.push_back(as_words(write_json(own, HandedNumbers{})));
+  told.push_back(as_words(numbers_of(contents, last_step)));
 
-  auto& group = *optimizer.comm()->elastic();
+  auto& group = *contents.comm()->elastic();
   group
       .submit({.kind = comm::ElasticCall::Kind::kBroadcast,
                .tensors = told,
@@ -116,7 +164,7 @@ void hand_over(DistributedOptimizer& optimizer, const DataPosition& data, int64_
       .get();
   if (side == HandOverSide::kTakes) {
     for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(told[i]);
-    take_over(optimizer, data, last_step, as_text(told.back()));
+    take_over(contents, last_step, as_text(told.back()));
   }
   group.settle();
 }

@@ -26,15 +26,21 @@ std::unique_ptr<optim::Optimizer> lars_of(const optim::Momentum& momentum,
                          .groups = own.groups});
 }
 
-std::unique_ptr<optim::Optimizer> lamb_of(const optim::Adam& adam, const LambConfigs& configs) {
+std::unique_ptr<optim::Optimizer> lamb_of(const optim::Adam& adam, LambConfigs& configs) {
   const auto& own = adam.options();
+  double decay = configs.lamb_weight_decay;
+  const bool is_adamw = dynamic_cast<const optim::AdamW*>(&adam) != nullptr;
+  if (is_adamw && lamb_decay(own.weight_decay, configs) == LambDecay::kAdamW) {
+    decay = own.weight_decay;
+    configs.lamb_weight_decay = static_cast<float>(decay);
+  }
   return std::make_unique<optim::Lamb>(
       adam.model(),
       optim::LambOptions{.lr = own.lr,
                          .beta1 = own.beta1,
                          .beta2 = own.beta2,
                          .epsilon = own.epsilon,
-                         .lamb_weight_decay = configs.lamb_weight_decay,
+                         .lamb_weight_decay = decay,
                          .exclude_from_weight_decay = configs.exclude_from_weight_decay,
                          .max_grad_norm = own.max_grad_norm,
                          .rule = optim::lamb_rule(configs.rule),
@@ -44,13 +50,24 @@ std::unique_ptr<optim::Optimizer> lamb_of(const optim::Adam& adam, const LambCon
 }  // namespace
 
 std::unique_ptr<optim::Optimizer> layer_wise_optimizer(std::unique_ptr<optim::Optimizer> optimizer,
-                                                       const DistributedStrategy& strategy) {
+                                                       DistributedStrategy& strategy) {
   if (!strategy.lars && !strategy.lamb) return optimizer;
   auto made = strategy.lars
                   ? lars_of(dynamic_cast<const optim::Momentum&>(*optimizer), strategy.lars_configs)
                   : lamb_of(dynamic_cast<const optim::Adam&>(*optimizer), strategy.lamb_configs);
   made->set_lr(optimizer->lr());
   return made;
+}
+
+LambDecay lamb_decay(double adamw_weight_decay, const LambConfigs& configs) {
+  const LambConfigs defaults;
+  const optim::AdamWOptions adamw_defaults;
+  if (configs.lamb_weight_decay == defaults.lamb_weight_decay ||
+      configs.lamb_weight_decay == static_cast<float>(adamw_weight_decay)) {
+    return LambDecay::kAdamW;
+  }
+  return adamw_weight_decay == adamw_defaults.weight_decay ? LambDecay::kConfigs
+                                                           : LambDecay::kConflict;
 }
 
 double own_weight_decay(const optim::Optimizer& optimizer) {

@@ -8,10 +8,16 @@
 namespace fleet {
 
 /// The optimizer that `strategy.lars` or `strategy.lamb` makes of the user's: Momentum becomes
-/// LARS, Adam becomes LAMB, with its rates, betas, clipping and groups. Without either switch it is
-/// the user's own. The strategy has been checked: the optimizer is of the right kind.
+/// LARS, Adam or AdamW becomes LAMB, with its rates, betas, clipping and groups. Without either
+/// switch it is the user's own. The strategy has been checked: the optimizer is of the right kind;
+/// its `lamb_weight_decay` becomes the one in force.
 std::unique_ptr<optim::Optimizer> layer_wise_optimizer(std::unique_ptr<optim::Optimizer> optimizer,
-                                                       const DistributedStrategy& strategy);
+                                                       DistributedStrategy& strategy);
+
+/// Which decay LAMB over AdamW has: AdamW's own, unless only `lamb_weight_decay` was set. One that
+/// has its default value counts as not set; two that were set, to different values, are a conflict.
+enum class LambDecay { kAdamW, kConfigs, kConflict };
+LambDecay lamb_decay(double adamw_weight_decay, const LambConfigs& configs);
 
 /// The weight decay that the user's optimizer has by itself: under lars or lamb it would count
 /// twice.

@@ -92,7 +92,7 @@ void LossNormalizer::drop() {
 
 void LossNormalizer::set_agreed(const Agreed& agreed) {
   usual_weight_ = agreed.usual_weight;
-  terms_ = agreed.terms;
+  terms_ = usual_weight_ > 0 ? agreed.terms : 0;
 }
 
 void LossNormalizer::agree_on_terms(double own_weight, int64_t own_terms) {

@@ -80,7 +80,7 @@ class LossNormalizer {
   double mean_loss(double loss_sum, double weight) const;
   double correction(double weight) const { return terms_ > 1 ? 1 : usual_weight_ / weight; }
 
-  /// What ranks have agreed on once; 0: nothing yet.
+  /// What ranks have agreed on once; a usual weight of 0: nothing yet.
   struct Agreed {
     double usual_weight = 0;
     int64_t terms = 0;

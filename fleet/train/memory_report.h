@@ -4,12 +4,23 @@
 
 namespace fleet {
 
-/// What recompute and offload did during one call of `minimize`.
+/// What one call of `minimize` took of memory, and what recompute and offload did for that. Bytes
+/// of tensors, each rounded up to 64, that were made since the optimizer.
 struct MemoryReport {
-  int64_t segments = 0;        // that backward makes again, over all parts
-  int64_t given_up = 0;        // values
+  int64_t plain_peak = 0;  // what plain training takes for this batch in one micro-batch: measured
+                           // without recompute, else predicted from a measured step; 0: not known
+                           // yet
+  int64_t budget = 0;      // in force; 0: none
+  int64_t predicted_peak = 0;  // of the plans that were followed; 0: none
+  int64_t measured_peak = 0;   // of this call
+  int64_t now = 0;
+  bool is_resident = false;  // tensors are not counted: the process's resident memory, its peak
+                             // since it began
+
+  int64_t segments = 0;        // that backward recomputes, over all micro-batches
+  int64_t given_up = 0;        // values evicted
   int64_t given_up_bytes = 0;  // of them
-  int64_t kept_by_need = 0;    // values inside such segments that no replay can make again
+  int64_t kept_by_need = 0;    // values inside such segments that no replay can recompute
   int64_t kept_by_need_bytes = 0;
   int64_t offloaded_bytes = 0;  // written to the file
   int64_t fetched_bytes = 0;    // read from it; less when they were needed before they had left

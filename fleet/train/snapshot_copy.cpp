@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/parallel_shares.h"
 
@@ -32,6 +33,7 @@ torch::Tensor SnapshotCopy::room_for(const torch::Tensor& live) {
 void SnapshotCopy::take(const SnapshotTensors& live) {
   const torch::NoGradGuard no_grad;
   if (!is_made_) {
+    const AllocationTag tag(allocation::kSnapshot);
     std::map<const void*, int64_t> in_use;
     for (const auto* list : {&live.model, &live.optimizer, &live.own}) {
       for (const auto& [name, tensor] : *list) {

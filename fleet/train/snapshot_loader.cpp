@@ -1,6 +1,7 @@
 #include "fleet/train/snapshot_loader.h"
 
 #include <algorithm>
+#include <list>
 
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -18,7 +19,6 @@ struct Candidate {
   SnapshotReader files;
   TrainingRecord training;
   int64_t source = 0;  // the rank whose files this one reads
-  RankRecord rank;
 };
 
 // A rank checks what it reads, and its share of what nobody reads.
@@ -28,13 +28,17 @@ Candidate open_candidate(const fs::path& dir, int64_t step, const comm::Communic
   candidate.training = read_training_record(files);
   const int64_t writers = candidate.training.world_size;
   candidate.source = comm.rank() < writers ? comm.rank() : 0;
-  candidate.rank = read_rank_record(files, candidate.source);
-  files.checked(kModelFile);
-  files.checked(kOptimizerFile);
+  for (const auto& name : common_files(candidate.training)) files.checked(name);
+  const auto check_rank = [&](int64_t rank) {
+    for (const auto& name : files_of_rank(candidate.training, rank)) files.checked(name);
+  };
+  check_rank(candidate.source);
   for (int64_t rank = comm.rank() % writers; rank < writers; rank += comm.size()) {
-    files.checked(rank_file(rank));
-    files.checked(rank_tensors_file(rank));
-    if (candidate.training.has_data) files.checked(rank_data_file(rank));
+    if (rank != candidate.source) check_rank(rank);
+  }
+  for (const auto& name : optimizers_in(candidate.training)) {  // that they can be read
+    read_rank_record(files, name, candidate.source);
+    read_training_record(files, name);
   }
   return candidate;
 }
@@ -67,31 +71,128 @@ std::optional<Candidate> agreed_candidate(const fs::path& dir, int64_t step,
   return candidate;
 }
 
-class Loader {
+/// Puts one optimizer and its model back.
+class OptimizerLoader {
  public:
-  Loader(DistributedOptimizer& optimizer, Candidate candidate)
+  OptimizerLoader(const std::string& name, DistributedOptimizer& optimizer, const Candidate& from)
       : optimizer_(optimizer),
-        comm_(*optimizer.comm()),
-        from_(std::move(candidate)),
-        model_(from_.files.folder() / kModelFile),
-        state_(from_.files.folder() / kOptimizerFile),
-        own_(from_.files.folder() / rank_tensors_file(from_.source)),
-        other_ranks_(from_.training.world_size != comm_.size()),
-        is_own_(!other_ranks_ && from_.training.local_sgd == (optimizer.local_sgd() != nullptr)) {}
+        training_(read_training_record(from.files, name)),
+        rank_(read_rank_record(from.files, name, from.source)),
+        model_(from.files.folder() / file_of(name, kModelFile)),
+        state_(from.files.folder() / file_of(name, kOptimizerFile)),
+        own_(from.files.folder() / file_of(name, rank_tensors_file(from.source))),
+        other_ranks_(from.training.world_size != optimizer.comm()->size()),
+        is_own_(!other_ranks_ && training_.local_sgd == (optimizer.local_sgd() != nullptr)),
+        opaque_(from.files.folder() /
+                file_of(name, rank_tensors_file(is_own_ && training_.local_sgd ? from.source : 0))),
+        tensors_(
+            snapshot_tensors(optimizer, is_own_ ? ModelTensors::kCommon : ModelTensors::kValues)) {}
 
-  void load(const DataPosition& data) {
-    say_what_differs();
-    read_all();
-    set_generators();
+  std::vector<std::string> differences() const {
+    return fleet::differences(training_.strategy, optimizer_.strategy());
+  }
+
+  void check() const {
+    check_fit(model_, tensors_.model);
+    check_fit(state_, tensors_.optimizer, {kLocalSgdNames});
+    if (is_own_) check_fit(own_, tensors_.own, {kGeneratorNames, kValueNames, kOpaqueStateNames});
+    check_opaque_state(opaque_, optimizer_);
+  }
+
+  void load() {
+    read_tensors(model_, tensors_.model);
+    read_tensors(state_, tensors_.optimizer);
+    if (is_own_) read_tensors(own_, tensors_.own);
+    set_opaque_state(opaque_, optimizer_);
     settle_local_sgd();
-    auto counters = from_.rank.counters;
+    auto counters = rank_.counters;
     if (other_ranks_) counters.usual_weight = 0;  // what fewer or more ranks weigh together
     optimizer_.set_counters(counters);
-    restore(data);
   }
 
  private:
-  void say_what_differs() const {
+  void settle_local_sgd() const {
+    auto* const local = optimizer_.local_sgd();
+    if (local == nullptr) return;
+    auto state = local->state();  // with the tensors that were read
+    state.step = training_.step;
+    if (training_.local_sgd) state.interval = rank_.local_sgd.interval;
+    if (is_own_) {
+      state.step = rank_.local_sgd.step;
+      state.window = rank_.local_sgd.window;
+    }
+    local->set_state(state);
+  }
+
+  DistributedOptimizer& optimizer_;
+  TrainingRecord training_;
+  RankRecord rank_;
+  SafetensorsFile model_, state_, own_;
+  bool other_ranks_;
+  bool is_own_;  // what differs by rank means the same here
+  SafetensorsFile opaque_;
+  SnapshotTensors tensors_;
+};
+
+/// Puts a model back that no optimizer trains.
+class ModelLoader {
+ public:
+  ModelLoader(const NamedModel& named, const SnapshotContents& contents, const Candidate& from)
+      : model_(from.files.folder() / file_of(named.name, kModelFile)),
+        own_(from.files.folder() / file_of(named.name, rank_tensors_file(from.source))),
+        is_own_(from.training.world_size == contents.comm()->size() &&
+                from.training.local_sgd == contents.has_local_sgd()),
+        tensors_(snapshot_tensors(named.model, *contents.comm(), contents.has_local_sgd())) {}
+
+  void check() const {
+    check_fit(model_, tensors_.model);
+    if (is_own_) check_fit(own_, tensors_.own);
+  }
+  void load() const {
+    read_tensors(model_, tensors_.model);
+    if (is_own_) read_tensors(own_, tensors_.own);
+  }
+
+ private:
+  SafetensorsFile model_, own_;
+  bool is_own_;
+  SnapshotTensors tensors_;
+};
+
+class Loader {
+ public:
+  Loader(const SnapshotContents& contents, Candidate candidate)
+      : contents_(contents),
+        comm_(*contents.comm()),
+        from_(std::move(candidate)),
+        own_(from_.files.folder() / rank_tensors_file(from_.source)),
+        other_ranks_(from_.training.world_size != comm_.size()) {}
+
+  // Nothing is written before all of it is known to fit.
+  void load() {
+    const torch::NoGradGuard no_grad;
+    check_names(from_.training, contents_, from_.files.folder().string());
+    std::list<OptimizerLoader> optimizers;
+    std::list<ModelLoader> models;
+    for (const auto& [name, optimizer] : contents_.optimizers) {
+      optimizers.emplace_back(name, *optimizer, from_);
+    }
+    for (const auto& named : contents_.models) models.emplace_back(named, contents_, from_);
+    say_what_differs(optimizers);
+    for (const auto& optimizer : optimizers) optimizer.check();
+    for (const auto& model : models) model.check();
+    const auto set_values = read_values();
+    check_data();
+
+    for (auto& optimizer : optimizers) optimizer.load();
+    for (const auto& model : models) model.load();
+    set_generators();
+    set_values();
+    restore_data();
+  }
+
+ private:
+  void say_what_differs(const std::list<OptimizerLoader>& optimizers) const {
     if (other_ranks_) {
       log::info("snapshot",
                 format("was written by {} ranks and is taken up by {}: all start from rank 0's "
@@ -99,83 +200,75 @@ class Loader {
                        from_.training.world_size, comm_.size(),
                        from_.training.local_sgd ? " and the last average" : ""));
     }
-    for (const auto& text : differences(from_.training.strategy, optimizer_.strategy())) {
-      log::warn("snapshot", format("the strategy is another: {}", text));
+    auto item = contents_.optimizers.begin();
+    for (const auto& optimizer : optimizers) {
+      const auto& name = (item++)->name;
+      for (const auto& text : optimizer.differences()) {
+        log::warn("snapshot",
+                  format("the strategy{} is another: {}", name.empty() ? "" : " of " + name, text));
+      }
     }
   }
 
-  // Nothing is written before all of it is known to fit.
-  void read_all() {
-    const torch::NoGradGuard no_grad;
-    const auto tensors =
-        snapshot_tensors(optimizer_, is_own_ ? ModelTensors::kCommon : ModelTensors::kValues);
-    check_fit(model_, tensors.model, "");
-    check_fit(state_, tensors.optimizer, kLocalSgdNames);
-    if (is_own_) check_fit(own_, tensors.own, kGeneratorNames);
-    read_tensors(model_, tensors.model);
-    read_tensors(state_, tensors.optimizer);
-    if (is_own_) read_tensors(own_, tensors.own);
+  std::function<void()> read_values() const {
+    if (contents_.values.empty()) return [] {};
+    const auto rank = other_ranks_ ? 0 : from_.source;
+    const auto file = rank_values_file(rank);
+    const SafetensorsFile tensors(from_.files.checked(rank_tensors_file(rank)));
+    return fleet::read_values(contents_.values, from_.files.text_of(file),
+                              (from_.files.folder() / file).string(), &tensors);
   }
 
   void set_generators() const {
-    if (comm_.rank() < from_.training.world_size) {
-      set_generator_states(own_, optimizer_.arena());
-    } else {
-      seed_generators(own_, optimizer_.arena(), comm_.rank(), from_.training.step);
+    for (const auto& item : contents_.optimizers) {
+      const auto& arena = item.optimizer->arena();
+      if (comm_.rank() < from_.training.world_size) {
+        set_generator_states(own_, arena);
+      } else {
+        seed_generators(own_, arena, comm_.rank(), from_.training.step);
+      }
     }
   }
 
-  void settle_local_sgd() const {
-    auto* const local = optimizer_.local_sgd();
-    if (local == nullptr) return;
-    auto state = local->state();  // with the tensors that were read
-    const auto& then = from_.rank.local_sgd;
-    state.step = from_.training.step;
-    if (from_.training.local_sgd) state.interval = then.interval;
-    if (is_own_) {
-      state.step = then.step;
-      state.window = then.window;
-    }
-    local->set_state(state);
+  void check_data() const {
+    if (!contents_.data.is_known() || from_.training.has_data) return;
+    throw Error("snapshot",
+                format("{} has no position in the data, so that it is not known which samples "
+                       "come next",
+                       from_.files.folder().string()),
+                "resume without data, or save with it");
   }
 
-  void restore(const DataPosition& data) const {
-    if (!data.is_known()) {
+  void restore_data() const {
+    if (!contents_.data.is_known()) {
       if (from_.training.has_data) {
         log::warn("snapshot", "the position in the data is left alone: no data were given");
       }
       return;
     }
     const auto name = rank_data_file(other_ranks_ ? 0 : from_.source);
-    if (!from_.training.has_data) {
-      throw Error("snapshot",
-                  format("{} has no position in the data, so that it is not known which samples "
-                         "come next",
-                         from_.files.folder().string()),
-                  "resume without data, or save with it");
-    }
-    data.restore(from_.files.text_of(name), (from_.files.folder() / name).string(), other_ranks_);
+    contents_.data.restore(from_.files.text_of(name), (from_.files.folder() / name).string(),
+                           other_ranks_);
   }
 
-  DistributedOptimizer& optimizer_;
+  const SnapshotContents& contents_;
   comm::Communicator& comm_;
   Candidate from_;
-  SafetensorsFile model_, state_, own_;
+  SafetensorsFile own_;
   bool other_ranks_;
-  bool is_own_;  // what differs by rank means the same here
 };
 
 }  // namespace
 
-std::optional<int64_t> load_snapshot(const fs::path& dir, DistributedOptimizer& optimizer,
-                                     const DataPosition& data) {
-  auto& comm = *optimizer.comm();
+std::optional<int64_t> load_snapshot(const fs::path& dir, const SnapshotContents& contents) {
+  contents.check();
+  auto& comm = *contents.comm();
   const auto steps = agreed_steps(dir, comm);
   for (const int64_t step : steps) {
     auto candidate = agreed_candidate(dir, step, comm);
     if (!candidate) continue;
-    Loader(optimizer, std::move(*candidate)).load(data);
-    log::info("snapshot", format("goes on after update {}, from {}", optimizer.updates(),
+    Loader(contents, std::move(*candidate)).load();
+    log::info("snapshot", format("goes on after {}, from {}", contents.progress(),
                                  snapshot_folder(dir, step).string()));
     return step;
   }
@@ -183,6 +276,11 @@ std::optional<int64_t> load_snapshot(const fs::path& dir, DistributedOptimizer& 
   throw Error("snapshot",
               format("none of the {} snapshots in {} can be used", steps.size(), dir.string()),
               "see the warnings above; move them away to start from the beginning");
+}
+
+std::optional<int64_t> load_snapshot(const fs::path& dir, DistributedOptimizer& optimizer,
+                                     const DataPosition& data) {
+  return load_snapshot(dir, SnapshotContents::of(optimizer, data));
 }
 
 }  // namespace fleet

@@ -6,6 +6,7 @@
 
 #include "fleet/train/data_position.h"
 #include "fleet/train/distributed_optimizer.h"
+#include "fleet/train/snapshot_contents.h"
 
 namespace fleet {
 
@@ -14,9 +15,13 @@ namespace fleet {
 /// before it is tried; when none is left it is an Error, and so is one of another model. All ranks
 /// call it.
 ///
+/// The names of `contents` must be those of the snapshot.
+///
 /// With as many ranks as wrote it each gets its own state back. With another number all get rank
 /// 0's, with local SGD the last average; ranks that are new get random numbers of their own, and
 /// the data go on after as many samples.
+std::optional<int64_t> load_snapshot(const std::filesystem::path& dir,
+                                     const SnapshotContents& contents);
 std::optional<int64_t> load_snapshot(const std::filesystem::path& dir,
                                      DistributedOptimizer& optimizer,
                                      const DataPosition& data = {});

@@ -24,6 +24,15 @@ void add_spans(const ParameterArena& arena, const std::vector<torch::Tensor>& gr
   }
 }
 
+// A number for each parameter.
+void add_numbers(const ParameterArena& arena, const torch::Tensor& numbers,
+                 const std::string& prefix, std::vector<NamedTensor>& to) {
+  if (!numbers.defined()) return;
+  for (int64_t i = 0; i < numbers.numel(); ++i) {
+    to.push_back({prefix + arena.spans()[static_cast<size_t>(i)].name, numbers.select(0, i)});
+  }
+}
+
 void add(const std::vector<NamedTensor>& tensors, const std::string& prefix,
          std::vector<NamedTensor>& to) {
   for (const auto& [name, tensor] : tensors) to.push_back({prefix + name, tensor.detach()});
@@ -43,6 +52,10 @@ std::vector<at::Generator> generators_of(const ParameterArena& arena) {
 
 std::string name_of(const at::Generator& generator) {
   return format("{}{}", kGeneratorNames, c10::Device(generator.device().type()).str());
+}
+
+std::string opaque_name(const DistributedOptimizer& optimizer) {
+  return format("{}{}", kOpaqueStateNames, optimizer.optimizer().name());
 }
 
 }  // namespace
@@ -68,6 +81,9 @@ SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors w
     add_spans(arena, groups, name + "/", tensors.optimizer);
     if (local && !is_first) add_spans(arena, groups, name + "/", tensors.own);
   }
+  const auto& updates = optimizer.optimizer().span_updates();
+  add_numbers(arena, updates, "updates/", tensors.optimizer);
+  if (local && !is_first) add_numbers(arena, updates, "updates/", tensors.own);
   if (local) {
     const auto state = local->state();
     const std::string prefix(kLocalSgdNames);
@@ -78,6 +94,18 @@ SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors w
       tensors.optimizer.push_back({format("{}buffer/{}", prefix, i), state.buffers[i]});
     }
   }
+  return tensors;
+}
+
+SnapshotTensors snapshot_tensors(const ModelHandle& model, const comm::Communicator& comm,
+                                 bool ranks_differ) {
+  const auto parameters = model.parameters(), buffers = model.buffers();
+  SnapshotTensors tensors;
+  add(parameters, "", tensors.model);
+  add(buffers, "", tensors.model);
+  if (comm.index() == 0) return tensors;
+  if (ranks_differ) add(parameters, "parameter/", tensors.own);
+  add(buffers, "buffer/", tensors.own);
   return tensors;
 }
 
@@ -114,12 +142,38 @@ void reseed_generators(const ParameterArena& arena, int64_t rank, int64_t step) 
   }
 }
 
+std::vector<NamedTensor> opaque_states(DistributedOptimizer& optimizer) {
+  const bool is_own = optimizer.comm()->index() == 0 || optimizer.local_sgd() != nullptr;
+  if (!optimizer.optimizer().has_opaque_state() || !is_own) return {};
+  return {{opaque_name(optimizer), optimizer.optimizer().opaque_state()}};
+}
+
+void check_opaque_state(const SafetensorsFile& file, const DistributedOptimizer& optimizer) {
+  const auto& own = optimizer.optimizer();
+  std::string found;
+  for (const auto& entry : file.entries()) {
+    if (entry.name.starts_with(kOpaqueStateNames)) found = entry.name;
+  }
+  if (found == (own.has_opaque_state() ? opaque_name(optimizer) : "")) return;
+  throw Error(
+      "snapshot",
+      format("{} was written with {}, and this training has {}", file.path().string(),
+             found.empty() ? "an optimizer of Fleet's" : found.substr(kOpaqueStateNames.size()),
+             own.name()),
+      "resume with the optimizer that wrote it, or choose another --snapshot_dir");
+}
+
+void set_opaque_state(const SafetensorsFile& file, DistributedOptimizer& optimizer) {
+  if (!optimizer.optimizer().has_opaque_state()) return;
+  optimizer.optimizer().set_opaque_state(file.read(*file.find(opaque_name(optimizer))));
+}
+
 void check_fit(const SafetensorsFile& file, const std::vector<NamedTensor>& tensors,
-               std::string_view optional) {
+               const std::vector<std::string_view>& optional) {
   std::vector<std::string> problems, missing;
   std::set<std::string> known;
   const auto may_differ = [&](const std::string& name) {
-    return !optional.empty() && name.starts_with(optional);
+    return std::ranges::any_of(optional, [&](auto prefix) { return name.starts_with(prefix); });
   };
   for (const auto& [name, tensor] : tensors) {
     known.insert(name);

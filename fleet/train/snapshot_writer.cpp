@@ -17,23 +17,34 @@ namespace fleet {
 
 /// What the writing thread needs.
 struct SnapshotWriter::Job {
+  struct Optimizer {
+    std::string name;
+    TrainingRecord training;  // written where it has a name
+    RankRecord rank;
+    Tensors opaque_states;
+  };
   TrainingRecord training;
-  RankRecord rank;
-  std::string data;  // empty: none
-  Tensors generators;
-  SnapshotTensors tensors;  // the copy, or where they lie
+  std::vector<Optimizer> optimizers;
+  std::string data;                      // empty: none
+  std::string values;                    // without tensors
+  Tensors own;                           // generators, and tensors among the values
+  std::vector<SnapshotTensors> tensors;  // the copies, or where they lie; in the order of `live`
 };
 
-SnapshotWriter::SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions options,
-                               DataPosition data)
-    : optimizer_(optimizer),
+SnapshotWriter::SnapshotWriter(SnapshotContents contents, SnapshotOptions options)
+    : contents_(std::move(contents)),
       options_(std::move(options)),
-      data_(std::move(data)),
-      comm_(optimizer.comm()->duplicate("snapshots")) {
-  bring_in_average();
+      comm_(contents_.comm()->duplicate("snapshots")) {
+  bring_in_averages();
+  // An optimizer that cannot be saved says so now, on all ranks.
+  for (const auto& item : contents_.optimizers) {
+    const auto& own = item.optimizer->optimizer();
+    if (own.has_opaque_state()) own.opaque_state();
+  }
   if (comm_->elastic()) return;
   // Now, so that a budget for memory counts it from the start, and with its pages in place.
-  copy_.take(live());
+  copies_.resize(contents_.optimizers.size() + contents_.models.size());
+  copy();
 }
 
 SnapshotWriter::~SnapshotWriter() {
@@ -49,31 +60,60 @@ void SnapshotWriter::wait() {
 }
 
 // A delayed average belongs to no single moment; all ranks are here.
-void SnapshotWriter::bring_in_average() {
-  if (auto* local = optimizer_.local_sgd(); local && local->is_sending()) optimizer_.sync();
+void SnapshotWriter::bring_in_averages() {
+  for (const auto& item : contents_.optimizers) {
+    auto* const local = item.optimizer->local_sgd();
+    if (local && local->is_sending()) item.optimizer->sync();
+  }
 }
 
-// What this rank writes.
-SnapshotTensors SnapshotWriter::live() const {
-  auto tensors = snapshot_tensors(optimizer_, ModelTensors::kCommon);
-  if (comm_->index() > 0) {
+// What this rank writes, of the optimizers and then of the models.
+std::vector<SnapshotTensors> SnapshotWriter::live() const {
+  std::vector<SnapshotTensors> all;
+  for (const auto& item : contents_.optimizers) {
+    all.push_back(snapshot_tensors(*item.optimizer, ModelTensors::kCommon));
+  }
+  for (const auto& item : contents_.models) {
+    all.push_back(snapshot_tensors(item.model, *comm_, contents_.has_local_sgd()));
+  }
+  if (comm_->index() == 0) return all;
+  for (auto& tensors : all) {
     tensors.model.clear();
     tensors.optimizer.clear();
   }
-  return tensors;
+  return all;
+}
+
+void SnapshotWriter::copy() {
+  const auto all = live();
+  for (size_t i = 0; i < all.size(); ++i) copies_[i].take(all[i]);
+}
+
+SnapshotWriter::Job SnapshotWriter::make_job() const {
+  Job job{.training = training_record(contents_)};
+  for (const auto& [name, optimizer] : contents_.optimizers) {
+    job.optimizers.push_back(
+        {name, training_record(*optimizer), rank_record(*optimizer), opaque_states(*optimizer)});
+    for (auto& state : generator_states(optimizer->arena())) {
+      const bool is_there =
+          std::ranges::any_of(job.own, [&](const auto& own) { return own.name == state.name; });
+      if (!is_there) job.own.push_back(std::move(state));
+    }
+  }
+  if (contents_.data.is_known()) job.data = contents_.data.to_json();
+  job.values = write_values(contents_.values);
+  for (auto& tensor : copied_tensors(contents_.values)) job.own.push_back(std::move(tensor));
+  return job;
 }
 
 void SnapshotWriter::save() {
   wait();
   const auto begin = std::chrono::steady_clock::now();
-  bring_in_average();
-  Job job{.training = training_record(optimizer_, data_.is_known()),
-          .rank = rank_record(optimizer_)};
-  if (data_.is_known()) job.data = data_.to_json();
-  job.generators = generator_states(optimizer_.arena());
+  bring_in_averages();
+  auto job = make_job();
   if (comm_->elastic()) return write_by_those_present(std::move(job));
-  copy_.take(live());
-  job.tensors = copy_.tensors();
+  copy();
+  for (const auto& copied : copies_) job.tensors.push_back(copied.tensors());
   copy_seconds_ = seconds_since(begin);
   written_ = std::async(std::launch::async, [this, job = std::move(job)] { write(job); });
 }
@@ -127,37 +167,63 @@ void SnapshotWriter::check_same_step(int64_t step) {
               "(--save_every 0)");
 }
 
-FileHashes SnapshotWriter::write_files(const std::filesystem::path& folder, const Job& job) const {
-  FileHashes hashes;
-  const auto write_text = [&](const std::string& name, const std::string& text) {
-    hashes[name] = write_new_file(folder / name, text, "snapshot");
-  };
-  const auto write_tensors = [&](const std::string& name, const Tensors& tensors) {
-    hashes[name] = write_safetensors(folder / name, tensors);
-  };
-  const int rank = comm_->index();
-  if (rank == 0) {
-    write_tensors(kModelFile, job.tensors.model);
-    write_tensors(kOptimizerFile, job.tensors.optimizer);
-    write_text(kTrainingFile, write_json(job.training, TrainingRecord{}));
+/// Writes into a folder, and notes what was written.
+class SnapshotWriter::Files {
+ public:
+  explicit Files(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  void write(const std::string& name, const std::string& text) {
+    hashes_[name] = write_new_file(folder_ / name, text, "snapshot");
   }
-  auto own = job.tensors.own;
-  own.insert(own.end(), job.generators.begin(), job.generators.end());
-  write_tensors(rank_tensors_file(rank), own);
-  write_text(rank_file(rank), write_json(job.rank, RankRecord{}));
-  if (job.training.has_data) write_text(rank_data_file(rank), job.data);
-  return hashes;
+  void write(const std::string& name, const Tensors& tensors) {
+    hashes_[name] = write_safetensors(folder_ / name, tensors);
+  }
+  const FileHashes& hashes() const { return hashes_; }
+
+ private:
+  std::filesystem::path folder_;
+  FileHashes hashes_;
+};
+
+FileHashes SnapshotWriter::write_files(const std::filesystem::path& folder, const Job& job) const {
+  Files files(folder);
+  const int rank = comm_->index();
+  auto own = job.own;
+  if (rank == 0) files.write(kTrainingFile, write_json(job.training, TrainingRecord{}));
+  auto tensors = job.tensors.begin();
+  for (const auto& [name, training, rank_record, opaque] : job.optimizers) {
+    auto of_rank = tensors->own;
+    of_rank.insert(of_rank.end(), opaque.begin(), opaque.end());
+    if (rank == 0) {
+      files.write(file_of(name, kModelFile), tensors->model);
+      files.write(file_of(name, kOptimizerFile), tensors->optimizer);
+      if (!name.empty()) {
+        files.write(file_of(name, kTrainingFile), write_json(training, TrainingRecord{}));
+      }
+    }
+    files.write(file_of(name, rank_file(rank)), write_json(rank_record, RankRecord{}));
+    if (name.empty()) {  // in one file with the generators
+      own.insert(own.begin(), of_rank.begin(), of_rank.end());
+    } else {
+      files.write(file_of(name, rank_tensors_file(rank)), of_rank);
+    }
+    ++tensors;
+  }
+  for (const auto& name : job.training.models) {
+    if (rank == 0) files.write(file_of(name, kModelFile), tensors->model);
+    files.write(file_of(name, rank_tensors_file(rank)), tensors->own);
+    ++tensors;
+  }
+  files.write(rank_tensors_file(rank), own);
+  if (job.training.has_data) files.write(rank_data_file(rank), job.data);
+  if (!job.training.values.empty()) files.write(rank_values_file(rank), job.values);
+  return files.hashes();
 }
 
 // The hashes of all ranks' files, on each of them.
 FileHashes SnapshotWriter::gather(const FileHashes& own, const Job& job) {
-  const auto names_of = [&](int rank) {
-    std::vector<std::string> names = {rank_file(rank), rank_tensors_file(rank)};
-    if (job.training.has_data) names.push_back(rank_data_file(rank));
-    return names;
-  };
   std::vector<int64_t> numbers;
-  for (const auto& name : names_of(comm_->index())) {
+  for (const auto& name : files_of_rank(job.training, comm_->index())) {
     numbers.push_back(std::bit_cast<int64_t>(own.at(name)));
   }
   const auto all = comm_->all_gather(torch::tensor(numbers, torch::kLong), "hashes of files");
@@ -165,7 +231,7 @@ FileHashes SnapshotWriter::gather(const FileHashes& own, const Job& job) {
   for (int index = 0; index < static_cast<int>(writers_.size()); ++index) {
     const auto row = all[writers_[static_cast<size_t>(index)]];
     int64_t next = 0;
-    for (const auto& name : names_of(index)) {
+    for (const auto& name : files_of_rank(job.training, index)) {
       hashes[name] = std::bit_cast<uint64_t>(row[next++].item<int64_t>());
     }
   }

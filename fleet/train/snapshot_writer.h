@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/train/data_position.h"
-#include "fleet/train/distributed_optimizer.h"
+#include "fleet/train/snapshot_contents.h"
 #include "fleet/train/snapshot_copy.h"
 #include "fleet/train/snapshot_options.h"
 #include "fleet/train/snapshot_records.h"
@@ -27,7 +26,7 @@ namespace fleet {
 class SnapshotWriter {
  public:
   /// All ranks make one.
-  SnapshotWriter(DistributedOptimizer& optimizer, SnapshotOptions options, DataPosition data);
+  SnapshotWriter(SnapshotContents contents, SnapshotOptions options);
   /// Waits, and says what went wrong.
   ~SnapshotWriter();
   SnapshotWriter(const SnapshotWriter&) = delete;
@@ -43,22 +42,24 @@ class SnapshotWriter {
   struct Job;
   using Tensors = std::vector<NamedTensor>;
 
-  void bring_in_average();
-  SnapshotTensors live() const;
+  void bring_in_averages();
+  std::vector<SnapshotTensors> live() const;
+  void copy();
+  Job make_job() const;
   void write(const Job& job);
   void write_by_those_present(Job job);
   bool is_complete() const { return comm_->present() == writers_; }
   void check_same_step(int64_t step);
+  class Files;
   FileHashes write_files(const std::filesystem::path& folder, const Job& job) const;
   FileHashes gather(const FileHashes& own, const Job& job);
   template <typename Work>
   void together(const char* what, Work&& work);
 
-  DistributedOptimizer& optimizer_;
+  SnapshotContents contents_;
   SnapshotOptions options_;
-  DataPosition data_;
   std::shared_ptr<comm::Communicator> comm_;  // the writing threads' own
-  SnapshotCopy copy_;
+  std::vector<SnapshotCopy> copies_;          // of the optimizers, then of the models
   std::future<void> written_;
   double copy_seconds_ = 0;
   std::vector<int> writers_;  // of the snapshot that is being written

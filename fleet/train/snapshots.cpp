@@ -1,5 +1,10 @@
 #include "fleet/train/snapshots.h"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "fleet/comm/elastic_group.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
@@ -10,96 +15,134 @@
 
 namespace fleet {
 
+namespace {
+
+// The folder of each thread's Snapshots: a rank is a thread, where ranks share a process.
+std::mutex g_mutex;
+std::map<std::thread::id, std::string> g_live;
+
+std::string called(const std::string& dir) {
+  return dir.empty() ? "without a folder" : format("over {}", dir);
+}
+
+}  // namespace
+
+Snapshots::OnlyOne::OnlyOne(const std::string& dir) {
+  const std::lock_guard lock(g_mutex);
+  const auto [live, is_first] = g_live.emplace(thread_, dir);
+  if (is_first) return;
+  throw Error("snapshot",
+              format("there is a fleet::Snapshots {} already, and this is another {}: they would "
+                     "save at different moments, and the first to be asked would stop the program "
+                     "before the other has saved",
+                     called(live->second), called(dir)),
+              "make one over all that is trained: fleet::Snapshots(options, {.optimizers = "
+              "{{\"generator\", &g}, {\"discriminator\", &d}}}); or let the first go out of scope");
+}
+
+Snapshots::OnlyOne::~OnlyOne() {
+  const std::lock_guard lock(g_mutex);
+  g_live.erase(thread_);
+}
+
 Snapshots::Snapshots(DistributedOptimizer& optimizer, const SnapshotOptions& options,
-                     const DataPosition& data)
-    : optimizer_(optimizer), options_(options), data_(data) {
-  const auto& group = optimizer_.comm()->elastic();
+                     const DataPosition& data, const std::vector<SnapshotValue>& values)
+    : Snapshots(options, SnapshotContents::of(optimizer, data, values)) {}
+
+Snapshots::Snapshots(const SnapshotOptions& options, SnapshotContents contents)
+    : only_one_(options.snapshot_dir), options_(options), contents_(std::move(contents)) {
+  contents_.check();
+  const auto& group = contents_.comm()->elastic();
+  if (group) check_can_hand_over(contents_);
   if (group && group->is_joining()) {
     join();
   } else {
     resume();
   }
   if (options_.snapshot_dir.empty()) return;
-  writer_ = std::make_unique<SnapshotWriter>(optimizer_, options_, data_);
+  writer_ = std::make_unique<SnapshotWriter>(contents_, options_);
 }
 
 Snapshots::~Snapshots() = default;
 
 void Snapshots::resume() {
   if (options_.snapshot_dir.empty()) return;
-  resumed_ = load_snapshot(options_.snapshot_dir, optimizer_, data_);
-  check_all_present(*optimizer_.comm(), "while a snapshot was read");
-  last_step_ = optimizer_.attempts();
+  resumed_ = load_snapshot(options_.snapshot_dir, contents_);
+  check_all_present(*contents_.comm(), "while a snapshot was read");
+  last_step_ = contents_.step();
 }
 
 void Snapshots::join() {
-  if (!data_.is_known()) {
+  if (!contents_.data.is_known()) {
     throw Error("elastic",
                 format("rank {} came back, and cannot be told where in the data the others are",
-                       optimizer_.comm()->rank()),
+                       contents_.comm()->rank()),
                 "make fleet::Snapshots with the data");
   }
-  optimizer_.comm()->elastic()->join();
-  hand_over(optimizer_, data_, last_step_, HandOverSide::kTakes);
-  resumed_ = optimizer_.attempts();
-  log::info_here("elastic",
-                 format("goes on with the others after update {}, at batch {} of epoch {}",
-                        optimizer_.updates(), batch(), epoch()));
+  contents_.comm()->elastic()->join();
+  hand_over(contents_, last_step_, HandOverSide::kTakes);
+  resumed_ = contents_.step();
+  log::info_here("elastic", format("goes on with the others after {}, at batch {} of epoch {}",
+                                   contents_.progress(), batch(), epoch()));
 }
 
 // Only where those who come can begin their loop as the others go on with theirs.
 void Snapshots::let_in() {
-  const auto& group = optimizer_.comm()->elastic();
-  auto* const local = optimizer_.local_sgd();
-  const bool is_moment = group && local && local->is_common_moment() && data_.is_known() &&
-                         !data_.is_at_epoch_start() && !optimizer_.is_in_window();
-  if (!is_moment || std::ssize(group->present()) == group->size()) return;
-  if (!group->admit().empty()) hand_over(optimizer_, data_, last_step_, HandOverSide::kGives);
+  const auto& group = contents_.comm()->elastic();
+  if (!group || std::ssize(group->present()) == group->size()) return;
+  const bool is_common = std::ranges::all_of(contents_.optimizers, [](const auto& item) {
+    auto* const local = item.optimizer->local_sgd();
+    return local && local->is_common_moment();
+  });
+  const bool is_moment = is_common && contents_.data.is_known() &&
+                         !contents_.data.is_at_epoch_start() && !contents_.is_in_window();
+  if (!is_moment) return;
+  if (!group->admit().empty()) hand_over(contents_, last_step_, HandOverSide::kGives);
 }
 
 bool Snapshots::is_due() const {
-  return writer_ && options_.save_every > 0 && !optimizer_.is_in_window() &&
-         optimizer_.attempts() - last_step_ >= options_.save_every;
+  return writer_ && options_.save_every > 0 && !contents_.is_in_window() &&
+         contents_.step() - last_step_ >= options_.save_every;
 }
 
 // At the end of its epoch a rank has `end_epoch` before it, and all others have to come along:
 // with local SGD they may have more batches.
 bool Snapshots::is_time_to_stop() {
-  if (!optimizer_.is_stopping() || stops_after_epoch_ || optimizer_.is_in_window()) return false;
-  const auto at_end = torch::full({1}, data_.is_at_epoch_start() ? 1 : 0, torch::kLong);
-  optimizer_.comm()->all_reduce(at_end, comm::ReduceOp::kMax, "where ranks stop");
+  if (!contents_.is_stopping() || stops_after_epoch_ || contents_.is_in_window()) return false;
+  const auto at_end = torch::full({1}, contents_.data.is_at_epoch_start() ? 1 : 0, torch::kLong);
+  contents_.comm()->all_reduce(at_end, comm::ReduceOp::kMax, "where ranks stop");
   stops_after_epoch_ = at_end.item<int64_t>() > 0;
   return !stops_after_epoch_;
 }
 
 void Snapshots::stop() {
   if (stop_requested()) log::info_here("stop", "this rank was asked to stop");
-  if (writer_ && last_step_ != optimizer_.attempts()) save();
+  if (writer_ && last_step_ != contents_.step()) save();
   finish();
-  const auto text = format(
-      "all ranks stop after update {}: {}", optimizer_.updates(),
-      writer_ ? format("saved in {}, from where the same command goes on",
-                       snapshot_folder(options_.snapshot_dir, optimizer_.attempts()).string())
-              : "nothing was saved, for there is no --snapshot_dir");
+  const auto text =
+      format("all ranks stop after {}: {}", contents_.progress(),
+             writer_ ? format("saved in {}, from where the same command goes on",
+                              snapshot_folder(options_.snapshot_dir, contents_.step()).string())
+                     : "nothing was saved, for there is no --snapshot_dir");
   log::info("stop", text);
-  optimizer_.comm()->barrier("all ranks stop");
+  contents_.comm()->barrier("all ranks stop");
   throw Stopped(text);
 }
 
 void Snapshots::after_update(Next next) {
   if (is_time_to_stop()) stop();
-  if (is_due() && !data_.is_at_epoch_start()) save();
+  if (is_due() && !contents_.data.is_at_epoch_start()) save();
   if (next == Next::kUpdate) let_in();
 }
 
 void Snapshots::after_epoch() {
-  if (optimizer_.is_stopping()) stop();
+  if (contents_.is_stopping()) stop();
   if (writer_ && (options_.save_every == 0 || is_due())) save();
 }
 
 void Snapshots::save() {
   if (!writer_) return;
-  last_step_ = optimizer_.attempts();
+  last_step_ = contents_.step();
   writer_->save();
 }
 
@@ -109,11 +152,16 @@ void Snapshots::finish() {
 
 double Snapshots::copy_seconds() const { return writer_ ? writer_->copy_seconds() : 0; }
 
-void save_snapshot(const std::filesystem::path& dir, DistributedOptimizer& optimizer,
-                   const DataPosition& data) {
-  SnapshotWriter writer(optimizer, {.snapshot_dir = dir.string(), .keep = 0}, data);
+void save_snapshot(const std::filesystem::path& dir, const SnapshotContents& contents) {
+  contents.check();
+  SnapshotWriter writer(contents, {.snapshot_dir = dir.string(), .keep = 0});
   writer.save();
   writer.wait();
+}
+
+void save_snapshot(const std::filesystem::path& dir, DistributedOptimizer& optimizer,
+                   const DataPosition& data) {
+  save_snapshot(dir, SnapshotContents::of(optimizer, data));
 }
 
 }  // namespace fleet

@@ -7,7 +7,8 @@
 #include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
 #include "fleet/core/format.h"
-#include "fleet/memory/budget_plans.h"
+#include "fleet/memory/budget_amount.h"
+#include "fleet/train/layer_wise_optimizer.h"
 
 namespace fleet {
 namespace {
@@ -71,7 +72,7 @@ class Check {
     const auto& configs = strategy_.recompute_configs;
     const bool named = !configs.checkpoints.empty();
     const bool searched = !configs.memory_budget.empty();
-    if (strategy_.recompute && !named && !searched) {
+    if (strategy_.recompute && !named && !searched && !configs.plan_only) {
       problem(
           "recompute has nowhere to cut the net: name tensors in recompute_configs.checkpoints, "
           "or give recompute_configs.memory_budget and the cuts are searched for");
@@ -81,14 +82,12 @@ class Check {
           "recompute_configs.checkpoints says where to cut, recompute_configs.memory_budget "
           "asks to search for it; give one of them");
     }
-    if (searched && memory::budget_bytes(configs.memory_budget) <= 0) {
+    if (searched && !memory::BudgetAmount::parse(configs.memory_budget)) {
       problem(
           format("recompute_configs.memory_budget: '{}' is no amount of memory; write a size "
-                 "like 12GiB, or a share of the machine like 60%",
+                 "like 12GiB, a share of what this rank may have like 60%, or a share of what "
+                 "plain training takes like \"50% of plain\"",
                  configs.memory_budget));
-    }
-    if (configs.plan_only && strategy_.recompute && !searched) {
-      problem("plan_only prints the plan for recompute_configs.memory_budget, and there is none");
     }
     if (configs.enable_offload && !strategy_.recompute) {
       problem(
@@ -127,7 +126,7 @@ class Check {
     if (strategy_.lars && strategy_.lamb) {
       problem(
           "lars and lamb are two update rules for the same parameters; choose lars (over "
-          "Momentum) or lamb (over Adam)");
+          "Momentum) or lamb (over Adam or AdamW)");
     }
     const auto& optimizer = context_.optimizer_name;
     if (optimizer.empty()) return;
@@ -137,18 +136,40 @@ class Check {
                  "and momentum, or switch lars off",
                  optimizer));
     }
-    if (strategy_.lamb && optimizer != "Adam") {
+    if (strategy_.lamb && optimizer != "Adam" && optimizer != "AdamW") {
       problem(
-          format("lamb is built on Adam, but the optimizer is {}; use Adam with its lr and "
-                 "betas (lamb decays weights by itself), or switch lamb off",
+          format("lamb is built on Adam or AdamW, but the optimizer is {}; use one of those with "
+                 "its lr and betas, or switch lamb off",
                  optimizer));
     }
-    if ((strategy_.lars || strategy_.lamb) && context_.weight_decay != 0) {
+    if (strategy_.lamb && optimizer == "AdamW") {
+      lamb_over_adamw();
+    } else if ((strategy_.lars || strategy_.lamb) && context_.weight_decay != 0) {
       problem(
           format("{}'s own weight_decay of {} would be added to {}_weight_decay; set it to 0 and "
                  "give {}_configs.{}_weight_decay",
                  optimizer, context_.weight_decay, strategy_.lars ? "lars" : "lamb",
                  strategy_.lars ? "lars" : "lamb", strategy_.lars ? "lars" : "lamb"));
+    }
+  }
+
+  void lamb_over_adamw() {
+    const double own = context_.weight_decay;
+    const double configured = strategy_.lamb_configs.lamb_weight_decay;
+    switch (lamb_decay(own, strategy_.lamb_configs)) {
+      case LambDecay::kAdamW:
+        remark(format("lamb takes over AdamW's weight_decay of {}", own));
+        break;
+      case LambDecay::kConfigs:
+        remark(
+            format("lamb decays by lamb_weight_decay = {}; AdamW's default of {} is not in force",
+                   configured, own));
+        break;
+      case LambDecay::kConflict:
+        problem(
+            format("AdamW's weight_decay is {} and lamb_configs.lamb_weight_decay is {}; LAMB has "
+                   "one decay: set one of them",
+                   own, configured));
     }
   }
 
@@ -175,6 +196,13 @@ class Check {
             "leave --elastic out and restart from snapshots");
       }
       return;
+    }
+    if (context_.is_elastic && context_.has_opaque_state) {
+      problem(
+          format("fleetrun --elastic gives a rank that comes back the optimizer's state, which {} "
+                 "keeps to itself; use an optimizer of Fleet's, or leave --elastic out and restart "
+                 "from snapshots",
+                 context_.optimizer_name));
     }
 
     if (strategy_.localsgd) {
@@ -235,11 +263,11 @@ class Check {
                  name));
     }
     const auto& optimizer = context_.optimizer_name;
-    if (configs.optimizer_state == "reset" && optimizer.starts_with("Adam")) {
+    if (configs.optimizer_state != defaults.optimizer_state && context_.has_opaque_state) {
       problem(
-          format("{}_configs: optimizer_state = reset forgets the squares that {} divides by, and "
-                 "the updates after it would be several times too large; keep it local, or average",
-                 name, optimizer));
+          format("{}_configs: optimizer_state = {} needs the optimizer's state, which {} keeps to "
+                 "itself; keep it local, or use an optimizer of Fleet's",
+                 name, configs.optimizer_state, optimizer));
     }
     if (configs.optimizer_state != defaults.optimizer_state && optimizer == "SGD") {
       remark(format("{}_configs.optimizer_state has no effect: SGD has no state", name));

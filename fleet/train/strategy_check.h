@@ -12,6 +12,7 @@ struct CheckContext {
   int world_size = 1;
   std::string optimizer_name = {};  ///< "SGD", "Momentum", "Adam", ...; empty: not known yet
   double weight_decay = 0;          ///< the optimizer's own
+  bool has_opaque_state = false;    ///< only the optimizer itself can read its state
   bool is_elastic = false;          ///< ranks may be lost and come back (fleetrun --elastic)
 };
 

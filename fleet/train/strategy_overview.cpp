@@ -1,5 +1,7 @@
 #include "fleet/train/strategy_overview.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -60,6 +62,14 @@ bool is_shown(const Field& field, const void* owner, const void* defaults) {
   return !field.shown_only_when_set || field.get(owner) != field.get(defaults);
 }
 
+// bf16 has the range of fp32: nothing is scaled, whatever these say.
+bool is_of_loss_scale(const Field& field) {
+  constexpr std::array<std::string_view, 6> kNames = {
+      "init_loss_scaling", "incr_every_n_steps", "decr_every_n_nan_or_inf",
+      "incr_ratio",        "decr_ratio",         "use_dynamic_loss_scaling"};
+  return std::ranges::find(kNames, field.name) != kNames.end();
+}
+
 }  // namespace
 
 std::string strategy_overview(const DistributedStrategy& strategy) {
@@ -78,7 +88,10 @@ std::string strategy_overview(const DistributedStrategy& strategy) {
     table.rule();
     const OptionsView inner = configs->view(&strategy);
     const OptionsView inner_defaults = configs->view(&defaults);
+    const bool is_bf16 = field.name == "amp" && strategy.amp_configs.dtype == "bf16";
+    if (is_bf16) table.row("dtype", "bf16, without a loss scale");
     for (const Field& config : inner.list->fields) {
+      if (is_bf16 && (is_of_loss_scale(config) || config.name == "dtype")) continue;
       if (is_shown(config, inner.object, inner_defaults.object)) table.field(config, inner.object);
     }
   }

@@ -8,7 +8,8 @@ namespace fleet {
 
 /// The guide's table: a block for each switch that is on with its configs, then the fields that
 /// have none. Same widths, order and spelling (`True`, `32768.0`, `0.800000011920929`), so that a
-/// log can be compared with one of Paddle; Fleet's own fields get a row when they are set.
+/// log can be compared with one of Paddle; Fleet's own fields get a row when they are set. What is
+/// not in force has none: a loss scale with bf16.
 /// Every line is indented and ended, but for the last, which has no newline.
 std::string strategy_overview(const DistributedStrategy& strategy);
 

@@ -23,6 +23,7 @@ struct TrainConfig {
   int epochs = 1;
   int64_t seed = 1;
   std::string strategy_file = {};  ///< `--strategy`
+  std::string memory_budget = {};  ///< switches recompute on, with this budget
   bool plan_only = false;          ///< switches recompute and its `plan_only` on
 
   SnapshotOptions snapshots = {};
@@ -33,23 +34,36 @@ struct TrainConfig {
 
 const FieldList& fields_of(const TrainConfig*);
 
-/// What the help says about a program besides its flags.
+/// What a program that reads every flag but those of an optimizer gives as `ProgramHelp::reads`.
+inline const std::vector<std::string> kReadByDefault = {"lr", "batch_size", "epochs", "seed",
+                                                        "snapshots"};
+
+/// What the command line needs to know about a program.
 struct ProgramHelp {
   std::string about = "trains a model";
   /// Two commands that run, with {} for the program as it was called; made up when empty.
   std::vector<std::string> examples = {};
+  /// The fields of TrainConfig that the program reads: only these are flags, so that none is taken
+  /// and does nothing. "snapshots" stands for all of SnapshotOptions. The strategy's flags,
+  /// `--strategy` and `--plan_only` are there always, since distributed_optimizer reads them.
+  ///
+  ///   {.reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}}
+  std::vector<std::string> reads = kReadByDefault;
 };
 
 /// Reads the command line, as the guide's `X.parse_train_configs()` does: the fields of TrainConfig
-/// and, as groups of their own, those of SnapshotOptions (`--snapshot_dir`) and all of the strategy
-/// (`--amp`, `--recompute_configs.checkpoints a,b`).
+/// that the program reads (ProgramHelp::reads) and, as groups of their own, those of
+/// SnapshotOptions
+/// (`--snapshot_dir`) and all of the strategy (`--amp`, `--recompute_configs.checkpoints a,b`).
+/// A flag that the program does not read is an error which says so.
 ///
 /// `--strategy file.json` replaces `defaults.strategy`; flags win over the file wherever they
 /// stand. Mistakes of the line come in one UsageError, mistakes of the file in one Error; `--help`
 /// throws HelpRequested: `run_main` makes exit codes of all three.
 ///
 ///   int body(int argc, char** argv) {
-///     auto config = fleet::parse_train_configs(argc, argv, {.lr = 0.05, .batch_size = 128});
+///     auto config = fleet::parse_train_configs(argc, argv, {.lr = 0.05, .batch_size = 128},
+///                                              {.reads = {"lr", "batch_size"}});
 ///     ...
 ///   }
 ///   int main(int argc, char** argv) { return fleet::run_main(body, argc, argv); }

@@ -1,5 +1,9 @@
 #include "fleet/train/training_log.h"
 
+#include <utility>
+
+#include <ATen/ops/tensor.h>
+
 #include "fleet/comm/world.h"
 #include "fleet/core/byte_size.h"
 #include "fleet/core/format.h"
@@ -12,26 +16,39 @@ namespace fleet {
 void TrainingLog::begin_epoch(int64_t epoch, int64_t batch) {
   epoch_ = epoch;
   batch_ = batch;
-  loss_.reset();
+  epoch_tally_ = {};
   begin_ = Clock::now();
 }
 
 void TrainingLog::step(const UpdateReport& report) {
-  // A skipped update has a loss that may not be finite.
-  if (!report.skipped) loss_.add(report.loss, report.weight);
+  window_.loss_sum += report.own_loss * report.own_weight;
+  window_.weight += report.own_weight;
+  window_.samples += static_cast<double>(report.samples);
+  window_.calls += 1;
   if (is_due()) log_step(report);
   ++batch_;
+  if (report.in_window) return;
+  close_window(!report.skipped);  // a skipped update has a loss that may not be finite
   ++updates_;
 }
 
 void TrainingLog::step(const UpdateReport& report, WeightedMean& acc1, WeightedMean& acc5) {
   if (is_due()) {
-    for (auto* mean : {&acc1, &acc5}) {
-      world()->all_reduce(mean->sums(), comm::ReduceOp::kSum, "the accuracy of a batch");
+    const bool is_local = report.sync_every > 1 || report.synced;
+    const bool is_shared = !is_local && !report.in_window;
+    if (is_local && !std::exchange(has_explained_, true)) {
+      log::info("train",
+                "local SGD: the lines of batches are about rank 0 alone, those of epochs about all "
+                "ranks");
+    }
+    if (is_shared) {
+      for (auto* mean : {&acc1, &acc5}) {
+        world()->all_reduce(mean->sums(), comm::ReduceOp::kSum, "the accuracy of a batch");
+      }
     }
     log::plain(batch_line({.epoch = epoch_,
                            .batch = batch_,
-                           .loss = report.loss,
+                           .loss = is_shared ? report.loss : report.own_loss,
                            .acc1 = acc1.value(),
                            .acc5 = acc5.value()}));
   }
@@ -40,12 +57,36 @@ void TrainingLog::step(const UpdateReport& report, WeightedMean& acc1, WeightedM
   step(report);
 }
 
+void TrainingLog::close_window(bool counts) {
+  if (counts) {
+    epoch_tally_.loss_sum += window_.loss_sum;
+    epoch_tally_.weight += window_.weight;
+    epoch_tally_.samples += window_.samples;
+    epoch_tally_.calls += window_.calls;
+  }
+  window_ = {};
+}
+
+void TrainingLog::end_epoch(const std::optional<UpdateReport>& rest) {
+  close_window(rest && !rest->skipped);
+  end_epoch();
+}
+
 void TrainingLog::end_epoch() {
+  const auto& own = epoch_tally_;
+  const auto sums =
+      torch::tensor({own.loss_sum, own.weight, own.samples, own.calls}, torch::kDouble);
+  world()->all_reduce(sums, comm::ReduceOp::kSum, "what an epoch has seen");
+  const auto* all = sums.const_data_ptr<double>();
+  const double loss = all[1] > 0 ? all[0] / all[1] : 0;
+  // `minimize(closure)` does not say how many samples it sees.
+  const bool is_known = all[2] > 0 || all[3] == 0;
+  const double count = is_known ? all[2] : all[3];
+  const auto* unit = is_known ? "samples" : "calls of minimize";
   const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
-  log::info("train", format("epoch {}: loss {:.5f}, {:.0f} samples in {:.1f} s, {:.1f} samples/s, "
-                            "memory {}",
-                            epoch_, loss_.value(), loss_.weight(), seconds,
-                            loss_.weight() / seconds, byte_size_text(peak_resident_bytes())));
+  log::info("train", format("epoch {}: loss {:.5f}, {:.0f} {} in {:.1f} s, {:.1f} {}/s, memory {}",
+                            epoch_, loss, count, unit, seconds, count / seconds,
+                            is_known ? "samples" : "calls", byte_size_text(peak_resident_bytes())));
 }
 
 }  // namespace fleet

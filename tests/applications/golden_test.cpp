@@ -112,7 +112,7 @@ void expect_same_resnet(const std::string& name) {
     for (const auto& precision : kPrecisions) {
       expect_same_images(golden,
                          Resnet(ResnetOptions{.blocks = o["blocks"],
-                                              .bottleneck = o["bottleneck"],
+                                              .bottleneck = o["bottleneck"].get<bool>(),
                                               .classes = o["classes"],
                                               .label_smoothing = o["label_smoothing"],
                                               .channels_last = channels_last}),

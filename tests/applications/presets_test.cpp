@@ -60,17 +60,17 @@ void expect_preset(const Model& model, const std::string& name, int64_t paramete
 }
 
 TEST(PresetsTest, HaveTheParametersOfTorchvision) {
-  expect_preset(Resnet18(torch::kMeta), "resnet18", 11'689'512, 8);
-  expect_preset(Resnet50(torch::kMeta), "resnet50", 25'557'032, 16);
-  expect_preset(Resnet101(torch::kMeta), "resnet101", 44'549'160, 33);
-  expect_preset(Resnet152(torch::kMeta), "resnet152", 60'192'808, 50);
+  expect_preset(Resnet18({.device = torch::kMeta}), "resnet18", 11'689'512, 8);
+  expect_preset(Resnet50({.device = torch::kMeta}), "resnet50", 25'557'032, 16);
+  expect_preset(Resnet101({.device = torch::kMeta}), "resnet101", 44'549'160, 33);
+  expect_preset(Resnet152({.device = torch::kMeta}), "resnet152", 60'192'808, 50);
   expect_preset(VGG16({.device = torch::kMeta}), "vgg16", 138'357'544, 5);
   expect_preset(VGG16({.batch_norm = true, .device = torch::kMeta}), "vgg16_bn", 138'365'992, 5);
 }
 
 TEST(PresetsTest, HaveTheParametersOfTransformers) {
-  expect_preset(BertBase(torch::kMeta), "bert_base", 110'106'428, 12);
-  expect_preset(BertLarge(torch::kMeta), "bert_large", 336'226'108, 24);
+  expect_preset(BertBase({.device = torch::kMeta}), "bert_base", 110'106'428, 12);
+  expect_preset(BertLarge({.device = torch::kMeta}), "bert_large", 336'226'108, 24);
 }
 
 // torch.nn.Transformer has neither embeddings nor scores.
@@ -90,10 +90,10 @@ TEST(PresetsTest, HaveTheLayersOfTorchTransformer) {
 }
 
 TEST(PresetsTest, NameBlocksInOrder) {
-  const auto bert = BertBase(torch::kMeta).checkpoints();
+  const auto bert = BertBase({.device = torch::kMeta}).checkpoints();
   EXPECT_EQ(bert.front(), "encoder.layer.0");
   EXPECT_EQ(bert.back(), "encoder.layer.11");
-  const auto resnet = Resnet50(torch::kMeta).checkpoints();
+  const auto resnet = Resnet50({.device = torch::kMeta}).checkpoints();
   EXPECT_EQ(resnet[3], "layer2.0");
   EXPECT_EQ(resnet.back(), "layer4.2");
   EXPECT_EQ(VGG16({.device = torch::kMeta}).checkpoints(),
@@ -118,9 +118,9 @@ void expect_meta_step(const Model& model, int64_t batch_size, Size... size) {
 
 TEST(PresetsTest, TakeAStepOnTheMetaDeviceWithoutMemory) {
   const auto before = resident_bytes();
-  expect_meta_step(BertLarge(torch::kMeta), 530, 512);
-  expect_meta_step(TransformerBig(torch::kMeta), 64, 100);
-  expect_meta_step(Resnet152(torch::kMeta), 256);
+  expect_meta_step(BertLarge({.device = torch::kMeta}), 530, 512);
+  expect_meta_step(TransformerBig({.device = torch::kMeta}), 64, 100);
+  expect_meta_step(Resnet152({.device = torch::kMeta}), 256);
   expect_meta_step(VGG16({.batch_norm = true, .device = torch::kMeta}), 256);
   EXPECT_LT(resident_bytes() - before, 200 << 20);  // the smallest of them has 240 MB of parameters
 }

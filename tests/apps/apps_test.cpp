@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <algorithm>
+#include <cmath>
 #include <regex>
 
 #include <gtest/gtest.h>
@@ -82,8 +84,8 @@ void expect_falling(const std::string& text, const std::string& pattern, size_t 
 }
 
 const Words kSmallResnet = {"--depth=18", "--width=8", "--image_size=32", "--samples=640"};
-const Words kSmallVgg = {"--width=8",       "--hidden=512",   "--dropout=0",
-                         "--image_size=32", "--samples=1280", "--lr=0.1"};
+const Words kSmallVgg = {"--width=8", "--hidden=128", "--dropout=0", "--image_size=32",
+                         "--lr=0.02"};
 const Words kSmallBert = {"--layers=1", "--hidden=64", "--heads=2", "--seq=32"};
 const Words kSmallTransformer = {"--layers=1", "--hidden=64", "--seq=8", "--lr=5e-3"};
 
@@ -98,10 +100,16 @@ TEST(AppsTest, Resnet50LearnsAndPrintsTheGuidesLines) {
 }
 
 TEST(AppsTest, Vgg16LearnsAndPrintsTheGuidesLines) {
-  const auto text = output_of("vgg16", kSmallVgg);
-  expect_falling(text, kBatchLine, 8, 0.95);
-  EXPECT_EQ(numbers(text, kStepLine).size(), 8U) << text;
-  EXPECT_TRUE(says(text, "[test] epoch 0: loss "));
+  const auto text =
+      output_of("vgg16", joined(kSmallVgg, {"--samples=1280", "--batch_size=16", "--epochs=2"}));
+  EXPECT_EQ(numbers(text, kBatchLine).size(), 16U) << text;
+  EXPECT_EQ(numbers(text, kStepLine).size(), 32U) << text;
+  const auto loss =
+      numbers(text, R"(\[test\] epoch [01]: loss ([0-9.]+), acc1 [0-9.]+, acc5 [0-9.]+, 256 )");
+  const auto right = numbers(text, "acc1 ([0-9.]+), acc5 [0-9.]+, 256 images");
+  ASSERT_EQ(right.size(), 2U) << text;
+  EXPECT_GT(right[1], 0.6) << "of images that it has not seen; ten classes: guessing gives 0.1";
+  EXPECT_LT(loss[1], 1) << "guessing gives 2.3";
 }
 
 TEST(AppsTest, BertLearnsAndPrintsTheGuidesLines) {
@@ -162,16 +170,55 @@ TEST(AppsTest, Resnet50FromListsOfJpegFiles) {
   EXPECT_GT(right.back(), 0.6) << text;
 }
 
-TEST(AppsTest, StrategiesOnTwoRanks) {
-  const auto text = output_of_two_ranks(
-      "bert", joined(kSmallBert, {"--layers=2", "--samples=256", "--batch_size=16", "--amp",
-                                  "--recompute", "--gradient_merge",
-                                  "--gradient_merge_configs.k_steps=2", "--lamb", "--lr=1e-2"}));
-  EXPECT_TRUE(says(text, "amp=True <-> amp_configs", "recompute=True <-> recompute_configs",
-                   "encoder.layer.1", "gradient_merge=True <-> gradient_merge_configs",
-                   "lamb=True <-> lamb_configs", "[recompute] a forward has 2 segments",
-                   "256 samples in "));
-  EXPECT_EQ(numbers(text, kStepLine).size(), 8U) << text;
+// The cost of each update, as the guide's lines give it.
+std::vector<double> costs(const std::string& text) { return numbers(text, kStepLine); }
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double largest = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    largest = std::max(largest, std::abs(a[i] - b[i]));
+  }
+  return largest;
+}
+
+// Each strategy shows in what is learned, or in what is said of the work that was done.
+TEST(AppsTest, StrategiesOnTwoRanksTrainAsOneRankWithTheirUpdateRule) {
+  const auto flags = joined(
+      kSmallBert, {"--layers=2", "--samples=256", "--dropout=0", "--lr=5e-2", "--log_every=1"});
+  const auto alone = joined(flags, {"--batch_size=32"});
+  const auto shared = joined(flags, {"--batch_size=16", "--lamb", "--recompute", "--gradient_merge",
+                                     "--gradient_merge_configs.k_steps=2"});
+  const auto expected = costs(output_of("bert", joined(alone, {"--lamb"})));
+  ASSERT_EQ(expected.size(), 8U);
+  const auto text = output_of_two_ranks("bert", shared);
+  EXPECT_TRUE(says(text, "recompute=True <-> recompute_configs", "encoder.layer.1",
+                   "gradient_merge=True <-> gradient_merge_configs", "lamb=True <-> lamb_configs",
+                   "[recompute] a forward has 2 segments", "256 samples in "));
+  EXPECT_LT(largest_difference(costs(text), expected), 2e-5) << text;
+  const auto adam = costs(output_of("bert", alone));
+  EXPECT_GT(largest_difference(adam, expected), 0.02) << "the update rule would not show";
+
+  const auto amp_text = output_of_two_ranks("bert", joined(shared, {"--amp"}));
+  const auto amp = costs(amp_text);
+  EXPECT_TRUE(says(amp_text, "amp=True <-> amp_configs"));
+  EXPECT_LT(largest_difference(amp, expected), 0.01) << amp_text;
+  EXPECT_GT(std::abs(amp.at(0) - expected[0]), 2e-5) << "the same weights, in bf16";
+}
+
+// The sum of two parts' gradients is twice their mean: half the rate trains the same.
+TEST(AppsTest, GradientMergeOnTwoRanksSumsItsParts) {
+  const auto flags = joined(kSmallVgg, {"--samples=256", "--batch_norm=false", "--weight_decay=0",
+                                        "--momentum=0", "--log_every=1"});
+  const auto expected = costs(output_of("vgg16", joined(flags, {"--batch_size=32", "--lr=0.1"})));
+  ASSERT_EQ(expected.size(), 8U);
+  const auto shared = joined(flags, {"--batch_size=16", "--lr=0.05"});
+  const auto merged = output_of_two_ranks(
+      "vgg16", joined(shared, {"--gradient_merge", "--gradient_merge_configs.k_steps=2",
+                               "--gradient_merge_configs.avg=false"}));
+  EXPECT_LT(largest_difference(costs(merged), expected), 2e-5) << merged;
+  const auto plain = costs(output_of_two_ranks("vgg16", shared));
+  EXPECT_GT(largest_difference(plain, expected), 5e-4) << "merging would not show";
 }
 
 TEST(AppsTest, AStrategyFileOnTwoRanks) {
@@ -182,7 +229,9 @@ TEST(AppsTest, AStrategyFileOnTwoRanks) {
                            "gradient_merge": true, "gradient_merge_configs": {"k_steps": 2}})");
   const auto text = output_of_two_ranks(
       "resnet50", joined(kSmallResnet, {"--strategy=" + file.string(), "--lr=2"}));
-  EXPECT_TRUE(says(text, "lars=True <-> lars_configs", "layer2.1", "640 samples in "));
+  EXPECT_TRUE(says(text, "lars=True <-> lars_configs", "layer2.1", "640 samples in ",
+                   "[batch] global batch 64 = micro-batch 16 x 2 accumulated x 2 ranks; k_steps 2 "
+                   "splits the batch of 32"));
   expect_falling(text, kBatchLine, 2, 0.95);
 }
 
@@ -197,23 +246,34 @@ TEST(AppsTest, WeightsGoOnWhereTheyWereSaved) {
   EXPECT_EQ(numbers(text, pattern), saved);
 }
 
+// Tested on sentences that it has not seen, of words that it has.
 TEST(AppsTest, BertFromRawText) {
   const TemporaryFolder folder;
-  std::string text;
-  for (int i = 0; i < 300; ++i) text += format("the {} cat sat on the {} mat.\n", i % 7, i % 5);
-  const auto raw = folder.write("raw", text).string();
+  std::string seen, unseen;
+  for (int i = 0; i < 600; ++i) {
+    const bool is_seen = (i % 7 + i % 5) % 3 != 0;
+    (is_seen ? seen : unseen) += format("the {} cat sat on the {} mat.\n", i % 7, i % 5);
+  }
   const auto path = [&](const char* name) { return (folder.path() / name).string(); };
-  output_of("fleet", {"tokenize", raw, "--train_vocab=60", "--vocab=" + path("vocab.txt"),
-                      "--max_seq_len=32", "--output=" + path("part.gz")});
-  folder.write("train.txt", "part.gz\n");
-  folder.write("val.txt", "part.gz\n");
+  const Words to_samples = {"--vocab=" + path("vocab.txt"), "--max_seq_len=32"};
+  folder.write("seen", seen);
+  folder.write("unseen", unseen);
+  output_of("fleet",
+            joined({"tokenize", path("seen"), "--train_vocab=60", "--output=" + path("seen.gz")},
+                   to_samples));
+  output_of("fleet",
+            joined({"tokenize", path("unseen"), "--output=" + path("unseen.gz")}, to_samples));
+  folder.write("train.txt", "seen.gz\n");
+  folder.write("val.txt", "unseen.gz\n");
   const auto said =
       output_of("bert", joined(kSmallBert, {"--data=" + folder.path().string(), "--lr=1e-2",
                                             "--epochs=8", "--log_every=100", "--dropout=0"}));
   const auto loss = numbers(said, "masked-LM loss ([0-9.]+) ");
   const auto unigram = numbers(said, R"(\(unigram ([0-9.]+)\))");
+  const auto right = numbers(said, "masked words right ([0-9.]+)");
   ASSERT_EQ(loss.size(), 8U) << said;
-  EXPECT_LT(loss.back(), unigram.back() - 0.5);
+  EXPECT_LT(loss.back(), unigram.back() / 2) << said;
+  EXPECT_GT(right.back(), 0.6) << "all but the numbers can be known\n" << said;
 }
 
 TEST(AppsTest, TransformerFromTwoTexts) {
@@ -259,11 +319,43 @@ TEST(AppsTest, HelpEndsWithTwoCommandsOfThisProgram) {
     const auto examples = text.substr(text.find("\nExamples:\n"));
     EXPECT_TRUE(says(examples, "\n  " + beside(app) + " --",
                      "\n  fleetrun --nproc_per_node 2 " + beside(app) + " --"));
-    for (const char* flag : {"--lr", "--momentum", "--beta1", "--beta2", "--epsilon",
-                             "--batch_size", "--epochs", "--strategy", "--data", "--max_updates"}) {
+    for (const char* flag : {"--lr", "--batch_size", "--epochs", "--seed", "--strategy", "--data",
+                             "--max_updates", "--snapshot_dir"}) {
       EXPECT_TRUE(says(text, format("\n  {} ", flag))) << app;
     }
   }
+}
+
+TEST(AppsTest, FlagsOfAnotherOptimizerAreNoFlags) {
+  const Words momentum = {"momentum"}, adam = {"beta1", "beta2", "epsilon"};
+  for (const char* app : {"bert", "resnet50", "transformer", "vgg16"}) {
+    const bool is_adam = app == std::string("bert") || app == std::string("transformer");
+    const auto text = output_of(app, {"--help"});
+    for (const auto& name : is_adam ? adam : momentum) {
+      EXPECT_TRUE(says(text, format("\n  --{} ", name))) << app;
+    }
+    for (const auto& name : is_adam ? momentum : adam) {
+      EXPECT_EQ(text.find("--" + name), text.npos) << app;
+      const auto [code, error] = failure_of(app, {"--" + name, "0.5"});
+      EXPECT_EQ(code, 2);
+      EXPECT_TRUE(says(error, format("--{}: this program does not read it", name))) << app;
+    }
+  }
+}
+
+// Between averages each rank has losses and accuracies of its own; an epoch's line is about all.
+TEST(AppsTest, TheEpochsLineCountsEverySampleOnceUnderLocalSgd) {
+  const Words local = {"--localsgd", "--localsgd_configs.k_steps=3", "--batch_size=16",
+                       "--log_every=1"};
+  const auto images = output_of_two_ranks(
+      "resnet50", joined(kSmallResnet, joined(local, {"--samples=192", "--lr=0.05"})));
+  EXPECT_TRUE(says(images, ", 192 samples in ",
+                   "[train] local SGD: the lines of batches are about rank 0 alone",
+                   "[batch] global batch 32 = micro-batch 16 x 1 accumulated x 2 ranks"));
+  EXPECT_EQ(numbers(images, kBatchLine).size(), 6U) << images;
+  const auto text =
+      output_of_two_ranks("bert", joined(kSmallBert, joined(local, {"--samples=64"})));
+  EXPECT_TRUE(says(text, ", 64 samples in "));
 }
 
 }  // namespace

@@ -1,9 +1,14 @@
 #include "fleet/comm/communicator.h"
 
-#include <mutex>
+#include <array>
+#include <functional>
+#include <latch>
+#include <thread>
 
 #include <gtest/gtest.h>
 
+#include "tests/support/count_down.h"
+#include "tests/support/says.h"
 #include "tests/support/thread_ranks.h"
 
 namespace fleet::comm {
@@ -124,34 +129,80 @@ TEST(CommunicatorTest, SaysWhatCannotBeSent) {
       std::string::npos);
 }
 
+/// What the ranks but the last one say when a call fails because the last one never makes it. All
+/// ranks run `before` first, which tells them that rank and the others apart.
+std::vector<std::string> errors_without_the_last(
+    int size, const std::function<void(const testing::Comm&)>& before) {
+  std::vector<std::string> errors(static_cast<size_t>(size));
+  std::latch others_have_failed(size - 1);
+  run_ranks(size,
+            [&](const testing::Comm& comm) {
+              comm->barrier("all are here");
+              before(comm);
+              if (comm->rank() == size - 1) return others_have_failed.wait();
+              const auto tensor = torch::ones({10});
+              errors[static_cast<size_t>(comm->rank())] = error_of(
+                  [&] { comm->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5"); });
+              others_have_failed.count_down();
+              others_have_failed.wait();  // whoever leaves is no longer alive for the others
+            },
+            {.timeout = std::chrono::milliseconds(2000)});
+  return errors;
+}
+
 TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
-  std::mutex mutex;
-  std::string text;
-  run_ranks(
-      2,
-      [&](const testing::Comm& comm) {
-        comm->barrier("both are here");
-        if (comm->rank() == 1) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(3500));  // late for the next call
-          return;
-        }
-        auto tensor = torch::ones({10});
-        const auto begin = std::chrono::steady_clock::now();
-        const auto error =
-            error_of([&] { comm->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5"); });
-        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(6));
-        const std::lock_guard lock(mutex);
-        text = error;
-      },
-      {.timeout = std::chrono::milliseconds(2000)});
-  EXPECT_NE(text.find("rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float"),
-            std::string::npos)
-      << text;
-  EXPECT_NE(text.find("(since "), std::string::npos) << text;
-  EXPECT_NE(text.find("rank 1 ("), std::string::npos) << text;
-  EXPECT_NE(text.find("has not come this far: it is at its call 2 ('barrier (both are here)')"),
-            std::string::npos)
-      << text;
+  const auto errors = errors_without_the_last(2, [](const testing::Comm&) {});
+  EXPECT_TRUE(says(errors[0], "rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float", "(since ",
+                   "rank 1 (",
+                   "has not come this far: it is at its call 2 ('barrier (all are here)'), this is "
+                   "call 3"));
+}
+
+// A thread that writes snapshots calls when it has something to write, not when training calls:
+// rank 0 is ahead of rank 1 there, and rank 2, which does not come, of both.
+TEST(CommunicatorTest, CallsOfAnotherGroupOnAnotherThreadDoNotCountInThisOne) {
+  std::array<testing::Comm, 3> writers;
+  std::array<std::vector<Pending>, 3> calls;
+  const auto errors = errors_without_the_last(3, [&](const testing::Comm& comm) {
+    const auto rank = static_cast<size_t>(comm->rank());
+    writers[rank] = comm->duplicate("writer");
+    std::thread([&, ahead = std::array{3, 0, 6}[rank]] {
+      for (int call = 0; call < ahead; ++call) {
+        calls[rank].push_back(
+            writers[rank]->all_reduce_async(torch::ones({2}), ReduceOp::kSum, "a file's hash"));
+      }
+    }).join();
+  });
+  for (const int rank : {0, 1}) {
+    const auto& text = errors[static_cast<size_t>(rank)];
+    EXPECT_TRUE(says(text, "rank 2 (", "has not come this far: it is at its call 2 ('barrier",
+                     "its latest call is 'all_reduce of a file's hash (2 x Float"));
+    EXPECT_EQ(text.find(rank == 0 ? "rank 1 (" : "rank 0 ("), text.npos) << text;
+  }
+}
+
+TEST(CommunicatorTest, NamesEachRanksCallWhenTheyDiffer) {
+  std::array<std::string, 2> errors;
+  std::latch both_have_failed(2);
+  run_ranks(2,
+            [&](const testing::Comm& comm) {
+              auto& error = errors[static_cast<size_t>(comm->rank())];
+              auto end = std::make_unique<testing::CountDown>(both_have_failed);
+              // One has left its loop, and the other has not.
+              if (comm->rank() == 0) {
+                const auto gradients = torch::ones({1000});
+                error = error_of([&] { comm->all_reduce(gradients, ReduceOp::kSum, "gradients"); });
+              } else {
+                error = error_of([&] { comm->barrier("shutdown"); });
+              }
+              end.reset();
+              both_have_failed.wait();
+            },
+            {.timeout = std::chrono::milliseconds(2000)});
+  EXPECT_TRUE(says(errors[0], "rank 1 (", "is at another call: its call 2 is 'barrier (shutdown)'",
+                   "and here it is 'all_reduce of gradients (1000 x Float"));
+  EXPECT_TRUE(says(errors[1], "rank 0 (", "its call 2 is 'all_reduce of gradients (1000 x Float",
+                   "and here it is 'barrier (shutdown)'"));
 }
 
 TEST(CommunicatorTest, KnowsItsBackends) {

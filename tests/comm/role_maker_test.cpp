@@ -29,6 +29,13 @@ TEST(RoleMakerTest, IsOneProcessWithoutALauncher) {
   EXPECT_EQ(role.world_size, 1);
 }
 
+TEST(RoleMakerTest, TheGuidesRoleMakerHasNoParameterServers) {
+  EXPECT_NO_THROW(PaddleCloudRoleMaker{.is_collective = true}.role());
+  EXPECT_EQ(error_of([] { PaddleCloudRoleMaker{}.role(); }),
+            "[comm] is_collective = false asks for parameter servers, and Fleet has none\n"
+            "  fix: say {.is_collective = true}: the ranks train by collectives");
+}
+
 TEST(RoleMakerTest, ReadsTorchrun) {
   const auto role = made_from({{"RANK", "3"},
                                {"WORLD_SIZE", "4"},

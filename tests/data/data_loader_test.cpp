@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <thread>
 
@@ -44,7 +45,7 @@ std::vector<int64_t> values(const torch::Tensor& tensor) {
   return {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()};
 }
 
-std::vector<std::vector<int64_t>> epoch_of(DataLoader& loader, int64_t epoch) {
+std::vector<std::vector<int64_t>> epoch_of(DataLoader<>& loader, int64_t epoch) {
   std::vector<std::vector<int64_t>> batches;
   for (const Batch& batch : loader.epoch(epoch)) batches.push_back(values(batch.data));
   return batches;
@@ -64,6 +65,41 @@ TEST(DataLoaderTest, HandsOutTheSamplersBatches) {
       for (auto& value : expected) value += 3000;
       EXPECT_EQ(batch, expected);
     }
+  }
+}
+
+// A batch that can only be moved, of a data set that derives from nothing.
+struct Ticket {
+  std::unique_ptr<std::vector<int64_t>> indices;
+};
+struct Tickets {
+  int64_t size() const { return 20; }
+  int64_t fingerprint() const { return 77; }
+  Ticket get(std::span<const int64_t> indices, int64_t) const {
+    return {std::make_unique<std::vector<int64_t>>(indices.begin(), indices.end())};
+  }
+};
+struct Unsized {
+  Batch get(std::span<const int64_t>, int64_t) const { return {}; }
+};
+static_assert(DatasetLike<Tickets> && DatasetLike<Counting> && DatasetLike<Dataset>);
+static_assert(!DatasetLike<Unsized> && !DatasetLike<std::string>);
+
+TEST(DataLoaderTest, HandsOutBatchesOfAnyType) {
+  for (const int64_t prefetch : {0, 3}) {
+    DataLoader loader(std::make_shared<Tickets>(),
+                      {.batch_size = 6, .seed = 7, .prefetch = prefetch});
+    static_assert(std::is_same_v<decltype(loader), DataLoader<Ticket>>);
+    EXPECT_EQ(loader.state().fingerprint, 77);
+    EXPECT_EQ(loader.dataset().size(), 20);
+    ShardedSampler sampler(20, {.batch_size = 6, .seed = 7});
+    int64_t batches = 0;
+    for (const Ticket& ticket : loader) {
+      EXPECT_EQ(*ticket.indices, sampler.next());
+      ++batches;
+    }
+    EXPECT_EQ(batches, 4);
+    EXPECT_EQ(loader.state().epoch, 1);
   }
 }
 
@@ -187,7 +223,7 @@ TEST(DataLoaderTest, RefusesAnotherEpochAfterRestore) {
 TEST(DataLoaderTest, RefusesBadOptions) {
   const auto dataset = std::make_shared<Counting>(3);
   EXPECT_TRUE(says(error_of([&] { DataLoader(dataset, {.prefetch = -1}); }), "prefetch is -1"));
-  EXPECT_TRUE(says(error_of([&] { DataLoader(dataset, {.world_size = 4}); }),
+  EXPECT_TRUE(says(error_of([&] { DataLoader(dataset, {.rank = 0, .world_size = 4}); }),
                    "4 ranks are more than the 3 samples"));
   DataLoader loader(dataset, {});
   auto epoch = loader.epoch(0);

@@ -36,12 +36,12 @@ class Pictures : public TemporaryFolder {
     write("list.txt", text);
   }
 
-  DataLoader load(const ImagenetOptions& options) const {
+  DataLoader<> load(const ImagenetOptions& options) const {
     return load_imagenet_from_file(path() / "list.txt", options);
   }
 };
 
-std::vector<Batch> all_of(DataLoader& loader) {
+std::vector<Batch> all_of(DataLoader<>& loader) {
   std::vector<Batch> batches;
   for (const Batch& batch : loader) batches.push_back(batch);
   return batches;

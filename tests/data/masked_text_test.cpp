@@ -226,7 +226,7 @@ TEST_F(MaskedTextTest, GoesOnWithTheVeryNextSample) {
 
     o.rank = 1;
     o.world_size = in_tokens ? 1 : 2;  // other ranks are fine while the global batch is the same
-    o.batch_size /= o.world_size;
+    o.batch_size /= *o.world_size;
     if (in_tokens) o.rank = 0;
     auto again = load_digital_dataset_from_file(o);
     again.restore(saved);
@@ -372,6 +372,7 @@ TEST_F(MaskedTextTest, RefusesOptionsThatDoNotFit) {
                    "a batch of 40 tokens has no room for a sample of max_seq_len 45",
                    "rank 3 is outside 0..2", "masked_share is 0", "prefetch is -1, below 0"));
   o = options();
+  o.rank = 0;
   o.world_size = 200;
   EXPECT_TRUE(says(error_of([&] { load_digital_dataset_from_file(o); }),
                    "200 ranks are more than the 101 samples"));

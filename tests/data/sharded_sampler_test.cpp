@@ -18,7 +18,10 @@ using Indices = std::vector<int64_t>;
 // What all ranks together take in each update of an epoch, in the order of ranks.
 std::vector<Indices> global_batches(int64_t size, SamplerOptions options, int64_t epoch = 0) {
   std::vector<Indices> batches;
-  for (options.rank = 0; options.rank < options.world_size; ++options.rank) {
+  const int64_t ranks = options.world_size.value_or(1);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    options.rank = rank;
+    options.world_size = ranks;
     ShardedSampler sampler(size, options);
     sampler.seek(epoch);
     batches.resize(sampler.updates_per_epoch());
@@ -141,7 +144,7 @@ TEST(ShardedSamplerTest, ResumesWithOtherRanksAtTheSameGlobalBatch) {
 }
 
 TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
-  ShardedSampler sampler(20, {.batch_size = 2, .seed = 5, .world_size = 2});
+  ShardedSampler sampler(20, {.batch_size = 2, .seed = 5, .rank = 0, .world_size = 2});
   const auto refusal = [&](SamplerState state) {
     return error_of([&] { sampler.restore(state); });
   };
@@ -150,7 +153,7 @@ TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
   state.dataset_size = 21;
   EXPECT_TRUE(
       says(refusal(state), "seed was 6 and is now 5", "data set size was 21 and is now 20"));
-  ShardedSampler three_ranks(20, {.batch_size = 2, .seed = 5, .world_size = 3});
+  ShardedSampler three_ranks(20, {.batch_size = 2, .seed = 5, .rank = 0, .world_size = 3});
   EXPECT_TRUE(
       says(refusal(three_ranks.state()), "global batch (batch_size x ranks) was 6 and is now 4"));
   state = sampler.state();
@@ -166,13 +169,27 @@ TEST(ShardedSamplerTest, RefusesWhatCannotBeShared) {
   const auto refusal = [](int64_t size, SamplerOptions options) {
     return error_of([&] { ShardedSampler(size, options); });
   };
-  EXPECT_TRUE(says(refusal(3, {.world_size = 4}), "4 ranks are more than the 3 samples"));
-  EXPECT_TRUE(says(refusal(0, {.batch_size = 0, .world_size = 0}), "has 0 samples",
+  EXPECT_TRUE(
+      says(refusal(3, {.rank = 0, .world_size = 4}), "4 ranks are more than the 3 samples"));
+  EXPECT_TRUE(says(refusal(0, {.batch_size = 0, .rank = 0, .world_size = 0}), "has 0 samples",
                    "batch_size is 0", "world_size is 0"));
   EXPECT_TRUE(says(refusal(9, {.rank = 2, .world_size = 2}), "rank 2 is outside 0..1"));
-  EXPECT_TRUE(says(refusal(9, {.batch_size = 5, .drop_last = true, .world_size = 2}),
+  EXPECT_TRUE(says(refusal(9, {.batch_size = 5, .drop_last = true, .rank = 0, .world_size = 2}),
                    "do not fill one global batch of 5 x 2"));
-  EXPECT_TRUE(says(refusal(9, {.batch_size = INT64_MAX, .world_size = 2}), "overflows"));
+  EXPECT_TRUE(says(refusal(9, {.batch_size = INT64_MAX, .rank = 0, .world_size = 2}), "overflows"));
+}
+
+// `world_size` alone once meant rank 0: a program that forgot the other option trained on the
+// samples of rank 0 everywhere.
+TEST(ShardedSamplerTest, RankAndWorldSizeComeTogether) {
+  const auto refusal = [](SamplerOptions options) {
+    return error_of([&] { ShardedSampler(9, options); });
+  };
+  EXPECT_TRUE(says(refusal({.world_size = 2}), "world_size is 2, and rank is not given",
+                   "fix: give both, or neither: then they are those of fleet::init"));
+  EXPECT_TRUE(says(refusal({.rank = 1}), "rank is 1, and world_size is not given"));
+  EXPECT_EQ(ShardedSampler(9, {.batch_size = 9, .world_size = 1}).next().size(), 9u);
+  EXPECT_EQ(ShardedSampler(9, {.batch_size = 9}).next().size(), 9u) << "one process: all samples";
 }
 
 }  // namespace

@@ -71,6 +71,8 @@ std::string with_pid(const std::string& rest) {
 
 TEST(FleetrunTest, GivesEveryRankItsEnvironment) {
   unsetenv("OMP_NUM_THREADS");
+  unsetenv("OMP_WAIT_POLICY");
+  unsetenv("GOMP_SPINCOUNT");
   setenv("http_proxy", "http://kept", 1);
   Launched job({"--nproc_per_node", "2", "env"});
   ASSERT_EQ(job.wait(), 0) << job.output();
@@ -93,6 +95,8 @@ TEST(FleetrunTest, GivesEveryRankItsEnvironment) {
     EXPECT_EQ(env["FLEET_LOG_DIR"], (job.folder() / "log").string());
     EXPECT_EQ(env["http_proxy"], "http://kept");
     EXPECT_GE(std::stoi(env["OMP_NUM_THREADS"]), 1);
+    EXPECT_EQ(env["OMP_WAIT_POLICY"], "passive");
+    EXPECT_EQ(env["GOMP_SPINCOUNT"], "3000");
     EXPECT_FALSE(env.contains("FLAGS_selected_gpus"));
     EXPECT_FALSE(env.contains("FLEET_TTY")) << "its output is no terminal";
     const auto endpoints = env["PADDLE_TRAINER_ENDPOINTS"];
@@ -114,6 +118,17 @@ TEST(FleetrunTest, StoreOutlivesRankZero) {
   Launched job({"--nproc_per_node=2", (beside / "test_fleetrun_store_rank").string()});
   EXPECT_EQ(job.wait(), 0) << job.output() << job.log(1);
   EXPECT_EQ(job.log(1), "rank 0 has gone, and left: a word\n");
+}
+
+TEST(FleetrunTest, AChosenWaitPolicyIsPassedOn) {
+  Launched active({"env"}, {"env", "-u", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY=active"});
+  ASSERT_EQ(active.wait(), 0) << active.output();
+  EXPECT_EQ(variables(active.log(0))["OMP_WAIT_POLICY"], "active");
+  EXPECT_FALSE(variables(active.log(0)).contains("GOMP_SPINCOUNT"));
+  Launched counted({"env"}, {"env", "-u", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT=100"});
+  ASSERT_EQ(counted.wait(), 0) << counted.output();
+  EXPECT_EQ(variables(counted.log(0))["GOMP_SPINCOUNT"], "100");
+  EXPECT_FALSE(variables(counted.log(0)).contains("OMP_WAIT_POLICY"));
 }
 
 TEST(FleetrunTest, GpusAndChosenThreadsArePassedOn) {

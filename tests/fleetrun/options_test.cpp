@@ -40,6 +40,14 @@ TEST(OptionsTest, OneRankPerGpu) {
             std::string::npos);
 }
 
+TEST(OptionsTest, GpusAreNumbers) {
+  for (const auto* word : {"a", "0,b", "-1", "0.5"}) {
+    EXPECT_NE(refusal({std::string("--gpus=") + word, "prog"}).find("--gpus takes numbers, not '"),
+              std::string::npos)
+        << word;
+  }
+}
+
 TEST(OptionsTest, UnknownFlagSuggestsTheNearest) {
   EXPECT_EQ(refusal({"--nproc_per_nod", "2", "prog"}),
             "[command line] fleetrun cannot start:\n"

@@ -1,5 +1,7 @@
 #include "fleet/memory/meta_profile.h"
 
+#include <functional>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -107,10 +109,24 @@ TEST(MetaProfileTest, CountsProductsAndTraffic) {
 TEST(MetaProfileTest, NamesAnOpThatNeedsNumbers) {
   const BudgetAllocatorScope counting(BudgetAllocator::meta());
   const auto x = torch::empty({4}, torch::kMeta).requires_grad_();
-  const auto text = testing::error_of([&] {
-    profile_on_meta([&] { return x.masked_select(x > 0).sum() * x.nonzero().sum(); }, kRates);
-  });
-  EXPECT_TRUE(says(text, "aten::", "cannot run on meta tensors"));
+  const auto text_of = [&](const std::function<torch::Tensor()>& loss) {
+    return testing::error_of([&] { profile_on_meta(loss, kRates); });
+  };
+  EXPECT_TRUE(says(text_of([&] { return x.masked_select(x > 0).sum(); }),
+                   "aten::masked_select cannot run on meta tensors",
+                   "recompute_configs.memory_budget"));
+  EXPECT_TRUE(says(text_of([&] { return x.sum() * x.nonzero().size(0); }),
+                   "aten::nonzero cannot run on meta tensors"));
+  EXPECT_TRUE(says(text_of([&] { return x.sum() * x.sum().item<float>(); }),
+                   "aten::_local_scalar_dense cannot run on meta tensors"));
+  // A mistake of the user's own stays what it is.
+  const auto other = torch::empty({3, 3}, torch::kMeta);
+  EXPECT_THROW(profile_on_meta(
+                   [&] {
+                     return torch::mm(x.view({2, 2}), other).sum();
+                   },
+                   kRates),
+               c10::Error);
 }
 
 }  // namespace

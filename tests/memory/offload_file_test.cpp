@@ -10,6 +10,7 @@
 #include <deque>
 #include <filesystem>
 #include <random>
+#include <semaphore>
 #include <thread>
 
 #include <ATen/Parallel.h>
@@ -315,6 +316,59 @@ TEST(OffloadFileTest, TicketsMayEndInFlight) {
   const auto kept = on_disk(file, tensor);
   EXPECT_TRUE(same(file.read(kept), tensor));
   EXPECT_EQ(file.statistics().extent_bytes, 4 * kMiB);
+}
+
+/// A disk that is in the middle of a tensor for a while.
+class SlowDisk : public ::testing::Test {
+ protected:
+  SlowDisk() {
+    file_.set_write_delay([this] {
+      began_.release();
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    });
+  }
+
+  OffloadFile::Ticket being_written() {
+    auto ticket = file_.write(noise(kMiB));
+    began_.acquire();
+    return ticket;
+  }
+
+  BudgetAllocatorScope counting_{BudgetAllocator::cpu()};
+  MemoryCounter& counter_ = BudgetAllocator::cpu().counter();
+  std::counting_semaphore<> began_{0};
+  OffloadFile file_;
+};
+
+TEST_F(SlowDisk, MemoryIsFreeOnceATicketHasEnded) {
+  const auto before = counter_.live();
+  auto ticket = being_written();
+  EXPECT_EQ(counter_.live(), before + kMiB);
+  ticket = {};
+  EXPECT_EQ(counter_.live(), before);
+  EXPECT_GT(file_.statistics().stall_seconds, 0);
+}
+
+TEST_F(SlowDisk, MemoryIsFreeOnceATensorThatWasHandedBackIs) {
+  const auto before = counter_.live();
+  auto ticket = being_written();
+  auto back = file_.read(ticket);
+  ticket = {};
+  EXPECT_EQ(counter_.live(), before + kMiB);
+  back.reset();
+  EXPECT_EQ(counter_.live(), before);
+  EXPECT_GT(file_.statistics().stall_seconds, 0);
+}
+
+TEST_F(SlowDisk, WhoIsShortOfMemoryWaitsForWhatIsOnItsWayOut) {
+  const auto ticket = being_written();
+  counter_.set_budget(counter_.live() + kMiB / 2);
+  torch::Tensor fits;
+  EXPECT_NO_THROW(fits = torch::empty({kMiB}, torch::kByte));
+  EXPECT_GT(file_.statistics().stall_seconds, 0);
+  // Nothing is on its way any more.
+  EXPECT_THROW(torch::empty({kMiB}, torch::kByte), c10::OutOfMemoryError);
+  counter_.set_budget(std::nullopt);
 }
 
 TEST(OffloadFileTest, FullFileIsAnErrorOfThatTensorOnly) {

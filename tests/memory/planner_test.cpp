@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformercoder.h>
@@ -332,11 +333,12 @@ TEST(Planner, IsNeverSlowerThanTheNetsOwnCheckpointsInTheirMemory) {
 
 // What leaves for a file, leaves as the plan said, from the tightest plan to a roomy one.
 template <typename Net>
-void expect_peaks_as_predicted(Net& net, const StepProfile& profile, const Offload& offload) {
+void expect_peaks_as_predicted(Net& net, const StepProfile& profile, const Offload& offload,
+                               const std::vector<double>& shares = {0.01, 0.1, 0.3, 0.6}) {
   const OffloadFile::Speed quick{.write = 1e10, .read = 1e10};
   const auto least = least_memory(profile, {.disk = quick}).predicted_peak;
   const auto most = keep_everything(profile).predicted_peak;
-  for (const double share : {0.01, 0.1, 0.3, 0.6}) {
+  for (const double share : shares) {
     const auto budget = least + static_cast<int64_t>(share * static_cast<double>(most - least));
     const auto plan = make_plan(profile, {.budget = budget, .disk = quick});
     ASSERT_TRUE(plan) << share;
@@ -365,6 +367,38 @@ TEST(Planner, PeakIsAsPredictedWhereATransformerUsesAFile) {
   offload.max_queued = 0;
   SmallBert bert(/*layers=*/6, /*samples=*/12);
   expect_peaks_as_predicted(bert, bert.profile(), offload);
+}
+
+TEST(Planner, PeakIsAsPredictedWhateverTheDiskDoes) {
+  Offload offload(std::make_shared<OffloadFile>());
+  offload.file->measure();
+  offload.max_queued = 0;
+  SmallBert bert(/*layers=*/6, /*samples=*/12);
+  const auto profile = bert.profile();
+  const auto stalled = offload.file->statistics().stall_seconds;
+  // Longer than what the net computes meanwhile.
+  offload.file->set_write_delay([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  expect_peaks_as_predicted(bert, profile, offload, {0.01, 0.1});
+  EXPECT_GT(offload.file->statistics().stall_seconds, stalled);
+}
+
+// Plans for other machines: each makes other ops dear, and so chooses other cuts.
+TEST(Planner, PeakIsAsPredictedWhateverTimesAPlanIsMadeFrom) {
+  Offload offload(std::make_shared<OffloadFile>());
+  offload.file->measure();
+  offload.max_queued = 0;
+  SmallBert bert(/*layers=*/6, /*samples=*/12);
+  const auto measured = bert.profile();
+  std::mt19937 random(5);
+  for (int machine = 0; machine < 5; ++machine) {
+    SCOPED_TRACE(machine);
+    auto profile = measured;
+    for (auto& op : profile.ops) {
+      op.seconds *= std::exp2(static_cast<double>(random() % 9) - 4);
+      op.replay_seconds = op.seconds;
+    }
+    expect_peaks_as_predicted(bert, profile, offload, {0.01, 0.1});
+  }
 }
 
 TEST(Planner, CountsOnAFileWhereThereIsOne) {
@@ -409,6 +443,29 @@ TEST(Planner, CountsOnAFileWhereThereIsOne) {
     EXPECT_GE(measured, plan.predicted_peak * 9 / 10);
     EXPECT_GT(offload.file->statistics().bytes_written - written, plan.sent_out_bytes / 2);
   }
+}
+
+// Where a cut comes between a softmax and its dropout, the result of the softmax waits for both.
+TEST(PlanSimulation, KnowsThatWhatALaterSegmentHoldsIsThereUntilItsOwnSegmentIsDone) {
+  SmallBert bert(/*layers=*/3, /*samples=*/4);
+  const auto profile = bert.profile();
+  auto plan = keep_everything(profile);
+  plan.segments.back().is_dropped = true;
+  for (int k = 0; k < static_cast<int>(profile.ops.size()); ++k) {
+    if (profile.ops[static_cast<size_t>(k)].name != "aten::softmax") continue;
+    ASSERT_EQ(profile.ops[static_cast<size_t>(k) + 1].name, "aten::dropout");
+    plan.segments.push_back({.first_op = k - 10, .is_dropped = true});
+    plan.segments.push_back({.first_op = k + 1, .is_dropped = true});
+    plan.segments.push_back({.first_op = k + 3, .is_dropped = true});
+    plan.rebuilt[static_cast<size_t>(k) + 1] = plan.rebuilt[static_cast<size_t>(k) + 2] = 1;
+  }
+  ASSERT_EQ(plan.segments.size(), 1U + 3 * 3);
+  const auto predicted = PlanSimulation(profile).predict(plan).peak;
+  PlannedPolicy policy(std::make_shared<const Plan>(plan));
+  const auto measured = bert.peak_of(policy);
+  EXPECT_NEAR(static_cast<double>(predicted - profile.base),
+              static_cast<double>(measured - profile.base),
+              0.01 * static_cast<double>(measured - profile.base));
 }
 
 // What one kind of op made is rebuilt value by value, in one kept segment and in segments of which

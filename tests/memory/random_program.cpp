@@ -63,7 +63,9 @@ const std::vector<std::string> kKinds = {
     "embedding",   "index_put_", "unbind",      "sdpa",       "conv",       "norm",
     "unsqueeze_",  "raw",        "expand",      "leaf",       "dropout_",   "lerp_",
     "copy_",       "as_strided", "out",         "addmm",      "buffer",     "zero_row_",
-    "mark",        "stretch"};
+    "mark",        "stretch",    "bf16",        "double",     "complex",    "channels_last",
+    "empty",       "sparse",     "generator",   "gradient",   "from_blob",  "renorm_",
+    "mkldnn"};
 
 int kind_of(const std::string& name) {
   return static_cast<int>(std::ranges::find(kKinds, name) - kKinds.begin());
@@ -71,20 +73,25 @@ int kind_of(const std::string& name) {
 
 }  // namespace
 
-RandomProgram::RandomProgram(uint64_t number) : random_(number) {
+RandomProgram::RandomProgram(uint64_t number)
+    : random_(number),
+      dtype_(number % 8 == 3   ? torch::kDouble
+             : number % 8 == 5 ? torch::kBFloat16
+                               : torch::kFloat),
+      generator_(at::detail::createCPUGenerator()) {
   const auto generator = at::detail::createCPUGenerator(number + 1);
-  const auto options = torch::TensorOptions();
+  const auto options = torch::TensorOptions().dtype(dtype_);
   for (int i = 0; i < 4; ++i) {
     start_.push_back(torch::randn({kSide, kSide}, generator, options) * 0.4);
-    parameters_.push_back(torch::zeros({kSide, kSide}).requires_grad_());
+    parameters_.push_back(torch::zeros({kSide, kSide}, options).requires_grad_());
   }
   for (int i = 0; i < 2; ++i) {
     start_.push_back(torch::randn({kSide}, generator, options) * 0.4 + 1);
-    parameters_.push_back(torch::zeros({kSide}).requires_grad_());
+    parameters_.push_back(torch::zeros({kSide}, options).requires_grad_());
   }
-  start_.push_back(torch::zeros({kSide}));             // running mean
-  start_.push_back(torch::ones({kSide}));              // running variance
-  start_.push_back(torch::ones({kSide, kSide}) * .5);  // an average that the forward moves
+  start_.push_back(torch::zeros({kSide}, options));             // running mean
+  start_.push_back(torch::ones({kSide}, options));              // running variance
+  start_.push_back(torch::ones({kSide, kSide}, options) * .5);  // an average that the forward moves
   for (int i = 0; i < 3; ++i) buffers_.push_back(start_[6 + i].clone());
   data_ = torch::randn({kSide, kSide}, generator, options);
   indices_ =
@@ -94,6 +101,7 @@ RandomProgram::RandomProgram(uint64_t number) : random_(number) {
 
 void RandomProgram::reset() {
   const torch::NoGradGuard no_grad;
+  generator_.set_current_seed(6);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // Fresh ones, so that versions and accumulators start anew.
     parameters_[i] = start_[i].clone().requires_grad_();
@@ -229,7 +237,7 @@ void RandomProgram::run(const Step& step, std::vector<Tensor>& pool, bool with_r
   if (is("cumsum")) r = torch::cumsum(a, 0) * 0.3;
   if (is("max")) {
     const auto [values, places] = a.max(1);
-    r = a * values.unsqueeze(1) + places.to(torch::kFloat).unsqueeze(1) * 0.01;
+    r = a * values.unsqueeze(1) + places.to(dtype_).unsqueeze(1) * 0.01;
   }
   if (is("embedding")) r = torch::embedding(weight, indices_) + a;
   if (is("index_put_")) {
@@ -257,7 +265,7 @@ void RandomProgram::run(const Step& step, std::vector<Tensor>& pool, bool with_r
   if (is("raw")) {
     const auto fresh = torch::empty({kSide, kSide});
     for (int i = 0; i < kSide * kSide; ++i) fresh.data_ptr<float>()[i] = static_cast<float>(i % 5);
-    r = a + fresh * b;
+    r = a + fresh.to(dtype_) * b;
   }
   if (is("expand")) r = a.select(0, 1).expand({kSide, kSide}) * b;
   if (is("leaf")) r = a.detach().requires_grad_() * b;
@@ -267,7 +275,7 @@ void RandomProgram::run(const Step& step, std::vector<Tensor>& pool, bool with_r
   if (is("as_strided")) r = (a * 1).as_strided({kSide, kSide}, {1, kSide}) * b;
   if (is("out")) {
     const torch::NoGradGuard no_grad;
-    auto target = torch::empty({kSide, kSide});
+    auto target = torch::empty({kSide, kSide}, dtype_);
     torch::mul_out(target, a, b);
     r = target;
   }
@@ -277,7 +285,81 @@ void RandomProgram::run(const Step& step, std::vector<Tensor>& pool, bool with_r
     a.narrow(0, step.b % kSide, 1).zero_();
     r = a;
   }
+  if (!r.defined()) r = run_unusual(step, a, b);
   pool.push_back(std::move(r));
+}
+
+torch::Tensor RandomProgram::run_unusual(const Step& step, const Tensor& a, const Tensor& b) {
+  const auto& name = kKinds[static_cast<size_t>(step.kind)];
+  const auto is = [&](const char* kind) { return name == kind; };
+  const auto& weight = parameters_[static_cast<size_t>(step.b) % 4];
+  if (is("bf16")) {
+    return torch::matmul(a.to(torch::kBFloat16), weight.to(torch::kBFloat16)).to(dtype_);
+  }
+  if (is("double")) return (a.to(torch::kDouble) * b.to(torch::kDouble)).sigmoid().to(dtype_);
+  if (is("complex")) {
+    return complex(step.c % 4, a.to(torch::kFloat), b.to(torch::kFloat)).to(dtype_);
+  }
+  if (is("channels_last")) {
+    const auto image = a.reshape({1, 4, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast);
+    return torch::max_pool2d(torch::relu(image * 2), 3, 1, 1).reshape({kSide, kSide}) * b;
+  }
+  if (is("empty")) {
+    const auto none = a.narrow(0, step.c % kSide, 0);
+    return torch::cat({a, torch::matmul(none, weight).tanh()}, 0) + none.sum() * b;
+  }
+  if (is("sparse")) {
+    return sparse(step.c % 4, a.to(torch::kFloat), b.to(torch::kFloat)).to(dtype_);
+  }
+  if (is("generator")) {
+    return step.c % 2 ? a * torch::bernoulli(torch::sigmoid(b.detach()), generator_)
+                      : a * torch::rand({kSide, kSide}, generator_, a.options());
+  }
+  if (is("gradient")) {
+    const auto value = (a * weight).tanh().sum();
+    return a * torch::autograd::grad({value}, {weight}, {}, /*retain_graph=*/true,
+                                     /*create_graph=*/step.c % 2 == 0)[0];
+  }
+  if (is("from_blob")) {
+    std::vector<float> numbers(kSide * kSide, static_cast<float>(step.x));
+    const auto mine = torch::from_blob(numbers.data(), {kSide, kSide}).clone().to(dtype_);
+    std::ranges::fill(numbers, 1e9F);  // as if it was gone, which it soon is
+    return a * mine + mine.t() * b;
+  }
+  if (is("renorm_")) {
+    {
+      const torch::NoGradGuard no_grad;
+      auto table = weight.detach();
+      torch::embedding_renorm_(table, indices_, 0.5, 2);
+    }
+    return torch::embedding(weight, indices_) * a;
+  }
+  if (is("mkldnn")) return torch::relu(a.to(torch::kFloat).to_mkldnn()).to_dense().to(dtype_) * b;
+  throw std::logic_error("a kind of step without meaning: " + name);
+}
+
+torch::Tensor RandomProgram::complex(int way, const Tensor& a, const Tensor& b) {
+  const auto z = torch::complex(a, b);
+  const auto turned = torch::conj(z);
+  if (way == 0) return torch::imag(turned) * a;  // negated
+  if (way == 1) return torch::real(torch::matmul(turned.t(), z).tanh());
+  if (way == 2) return torch::view_as_real(z * turned).sum(-1);
+  return torch::abs(z * 2 + turned).clamp_min(0.1).log();
+}
+
+torch::Tensor RandomProgram::sparse(int way, const Tensor& a, const Tensor& b) const {
+  const auto data = (data_ * (data_ > 0)).to(torch::kFloat);
+  if (way == 0) return torch::mm(data.to_sparse(), a).tanh() * b;
+  if (way == 1) return torch::mm((a * (b > 0)).to_sparse(), b);
+  if (way == 2) return torch::mm(data.to_sparse_csr(), a) + b;
+  // Written to between two reads of it.
+  const auto mine = data.to_sparse();
+  const auto before = a.sparse_mask(mine).to_dense();
+  {
+    const torch::NoGradGuard no_grad;
+    mine.mul_(0.5);
+  }
+  return torch::mm(mine, b) * before.sin();
 }
 
 std::string RandomProgram::text() const { return text(steps_, 0); }

@@ -10,7 +10,8 @@
 namespace fleet::testing {
 
 /// A small program drawn at random: chains, skips, branches, views, in-place ops, random numbers,
-/// buffers, parts without gradient, custom functions. The same number gives the same program.
+/// buffers, parts without gradient, custom functions, gradients taken on the way, sparse, complex
+/// and empty tensors; in float, double or bf16. The same number gives the same program.
 /// Marks (`fleet::checkpoint`) and stretches (`fleet::recompute`) are part of it, and do nothing
 /// unless somebody makes something of them.
 class RandomProgram {
@@ -23,6 +24,8 @@ class RandomProgram {
   torch::Tensor forward(bool with_recompute);
   std::vector<torch::Tensor> parameters() const { return parameters_; }
   std::vector<torch::Tensor> buffers() const { return buffers_; }
+  /// What its own generator draws next.
+  torch::Tensor next_draw() { return torch::rand({4}, generator_, torch::TensorOptions()); }
   std::string text() const;
 
  private:
@@ -35,12 +38,15 @@ class RandomProgram {
   std::vector<Step> draw(int steps, int depth);
   void run(const std::vector<Step>& steps, std::vector<torch::Tensor>& pool, bool with_recompute);
   void run(const Step& step, std::vector<torch::Tensor>& pool, bool with_recompute);
+  torch::Tensor run_unusual(const Step& step, const torch::Tensor& a, const torch::Tensor& b);
+  torch::Tensor sparse(int way, const torch::Tensor& a, const torch::Tensor& b) const;
+  static torch::Tensor complex(int way, const torch::Tensor& a, const torch::Tensor& b);
   torch::Tensor& pick(std::vector<torch::Tensor>& pool, int place) const;
-  torch::Tensor like(const std::vector<torch::Tensor>& pool, int place,
-                     const torch::Tensor& shape) const;
   static std::string text(const std::vector<Step>& steps, int depth);
 
   std::mt19937_64 random_;
+  torch::ScalarType dtype_;
+  at::Generator generator_;
   std::vector<Step> steps_;
   std::vector<torch::Tensor> parameters_, buffers_, start_;
   torch::Tensor data_, indices_;

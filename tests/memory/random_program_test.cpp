@@ -3,11 +3,14 @@
 #include "tests/memory/random_program.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <thread>
 
 #include <gtest/gtest.h>
 
 #include "fleet/memory/away_memory.h"
+#include "fleet/memory/plan.h"
 #include "fleet/memory/policies.h"
 #include "fleet/memory/region.h"
 #include "fleet/memory/replay.h"
@@ -54,11 +57,39 @@ class OneByOne final : public AtMarks {
   bool all_;
 };
 
+// The names of a forward's ops, which a plan goes by.
+class Names final : public TapePolicy {
+ public:
+  bool cut_before_op(const Tape& /*tape*/, const memory::OpTraits& op) override {
+    names.push_back(op.name);
+    return false;
+  }
+  Treatment treatment(int /*segment*/) override { return Treatment::kKeep; }
+
+  std::vector<std::string> names;
+};
+
+using MakePolicy = std::function<std::unique_ptr<TapePolicy>()>;
+
 struct Way {
   std::string name;
-  std::function<std::unique_ptr<TapePolicy>()> policy;  // null: plain
+  MakePolicy policy;  // null: plain
   bool with_recompute = false;
   bool with_offload = false;
+  bool with_plan = false;  // drawn for the program
+};
+
+// How often and where a program is run.
+struct Course {
+  explicit Course(int number)
+      : graphs(number % 5 == 4 ? 2 : 1),
+        retains(number % 7 == 6),
+        on_other_thread(number % 11 == 5),
+        twice(number % 6 == 2) {}
+  int graphs;
+  bool retains;
+  bool on_other_thread;  // backward is
+  bool twice;            // the gradient's gradient is taken
 };
 
 // Whatever can leave does, and is on disk before the forward goes on.
@@ -99,6 +130,9 @@ const std::vector<Way>& ways() {
       {"offload, one by one in segments", make<OneByOne>(kDrop, false), false, true},
       {"offload, everything kept", make<KeptElsewhere>(), false, true},
       {"offload, automatic cuts", make<memory::AutomaticCuts>(500, 2), false, true},
+      {.name = "plan", .with_plan = true},
+      {.name = "plan, recompute()", .with_recompute = true, .with_plan = true},
+      {.name = "plan, offload", .with_offload = true, .with_plan = true},
   };
   return all;
 }
@@ -109,25 +143,75 @@ struct Outcome {
   std::vector<Tensor> tensors;  // loss, gradients, buffers, and what the generator draws next
 };
 
-Outcome train(RandomProgram& program, const Way* way, int graphs, bool retain) {
+// A plan of random cuts, for a program whose forward has these ops.
+MakePolicy draw_plan(RandomProgram& program, int number) {
+  Names names;
+  program.reset();
+  torch::manual_seed(5);
+  try {
+    TapeScope scope(names);
+    program.forward(/*with_recompute=*/false);
+  } catch (const std::exception&) {  // a program that LibTorch refuses
+  }
+  std::mt19937_64 random(static_cast<uint64_t>(number));
+  memory::Plan plan{.ops = names.names};
+  const auto draw_segment = [&](int op) {
+    return memory::Plan::Segment{
+        .first_op = op, .is_dropped = random() % 2 == 0, .is_sent_out = random() % 2 == 0};
+  };
+  plan.segments.push_back(draw_segment(0));
+  for (int op = 1; op < static_cast<int>(plan.ops.size()); ++op) {
+    if (random() % 4 == 0) plan.segments.push_back(draw_segment(op));
+  }
+  for (size_t op = 0; op < plan.ops.size(); ++op) plan.rebuilt.push_back(random() % 3 == 0);
+  const auto shared = std::make_shared<const memory::Plan>(std::move(plan));
+  return [shared] { return std::make_unique<memory::PlannedPolicy>(shared); };
+}
+
+void run_backward(const Tensor& loss, const std::vector<Tensor>& parameters, const Course& course) {
+  if (course.retains) loss.backward({}, /*retain_graph=*/true);
+  if (!course.twice) return loss.backward();
+  auto sum = loss;
+  for (const auto& gradient :
+       torch::autograd::grad({loss}, parameters, {}, /*retain_graph=*/true, /*create_graph=*/true,
+                             /*allow_unused=*/true)) {
+    if (gradient.defined()) sum = sum + gradient.square().sum();
+  }
+  sum.backward();
+}
+
+void on_another_thread(const std::function<void()>& work) {
+  std::exception_ptr error;
+  std::thread([&] {
+    try {
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }).join();
+  if (error) std::rethrow_exception(error);
+}
+
+Outcome train(RandomProgram& program, const Way* way, const MakePolicy& plan,
+              const Course& course) {
   Outcome outcome;
   program.reset();
   torch::manual_seed(5);
   std::vector<Tensor> losses;
   try {
-    for (int i = 0; i < graphs; ++i) {
-      if (way && way->policy) {
-        const auto policy = way->policy();
+    for (int i = 0; i < course.graphs; ++i) {
+      if (way && (way->policy || way->with_plan)) {
+        const auto policy = way->with_plan ? plan() : way->policy();
         TapeScope scope(*policy, way->with_offload ? &offload() : nullptr);
         losses.push_back(program.forward(way->with_recompute));
       } else {
         losses.push_back(program.forward(way && way->with_recompute));
       }
     }
-    for (const auto& loss : losses) {
-      if (retain) loss.backward({}, /*retain_graph=*/true);
-      loss.backward();
-    }
+    const auto backward = [&] {
+      for (const auto& loss : losses) run_backward(loss, program.parameters(), course);
+    };
+    course.on_other_thread ? on_another_thread(backward) : backward();
   } catch (const std::exception& error) {
     outcome.refused = true;
     outcome.why = error.what();
@@ -141,24 +225,26 @@ Outcome train(RandomProgram& program, const Way* way, int graphs, bool retain) {
   }
   for (const auto& buffer : program.buffers()) outcome.tensors.push_back(buffer.clone());
   outcome.tensors.push_back(torch::rand({4}));
+  outcome.tensors.push_back(program.next_draw());
   return outcome;
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
-  return a.sizes() == b.sizes() &&
-         a.contiguous().view(torch::kInt).equal(b.contiguous().view(torch::kInt));
+  const auto x = a.contiguous(), y = b.contiguous();
+  return x.sizes() == y.sizes() && x.scalar_type() == y.scalar_type() &&
+         std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
 class RandomPrograms : public ::testing::TestWithParam<int> {};
 
 // Each of these runs its share of the programs; FLEET_PROGRAMS sets how many there are in all.
-constexpr int kShares = 8;
+constexpr int kShares = 16;
 
 TEST_P(RandomPrograms, EqualPlain) {
   const char* wish = std::getenv("FLEET_PROGRAMS");
-  const int programs = wish ? std::atoi(wish) : 3200;
+  const int programs = wish ? std::atoi(wish) : 1600;
   const char* only = std::getenv("FLEET_PROGRAM");
   at::set_num_threads(1);
   int accepted = 0, refused = 0, runs = 0, unseen_writes = 0, leaky = 0;
@@ -168,15 +254,20 @@ TEST_P(RandomPrograms, EqualPlain) {
   for (int number = GetParam(); number < programs; number += kShares) {
     if (only && number != std::atoi(only)) continue;
     RandomProgram program(static_cast<uint64_t>(number));
-    const int graphs = number % 5 == 4 ? 2 : 1;
-    const bool retain = number % 7 == 6;
-    const auto plain = train(program, nullptr, graphs, retain);
+    const Course course(number);
+    const auto plan = draw_plan(program, number);
+    const auto plain = train(program, nullptr, plan, course);
     plain.refused ? ++refused : ++accepted;
     for (const auto& way : ways()) {
-      const auto ours = train(program, &way, graphs, retain);
+      const auto ours = train(program, &way, plan, course);
       ++runs;
+      const bool has_tape = way.policy || way.with_plan;
+      ASSERT_EQ(ours.why.find("internal error"), std::string::npos)
+          << "program " << number << ", " << way.name << "\n"
+          << ours.why << "\n"
+          << program.text();
       // Without a tape around it, recompute() cannot see writes to its inputs after it: it says so.
-      if (!way.policy && ours.why.find("changed in place after the forward") != std::string::npos) {
+      if (!has_tape && ours.why.find("changed in place after the forward") != std::string::npos) {
         ++unseen_writes;
         continue;
       }
@@ -192,7 +283,7 @@ TEST_P(RandomPrograms, EqualPlain) {
             << program.text();
       }
       // LibTorch itself leaks the graphs of some programs with ops in place; a tape does not.
-      if (!way.policy && memory::Region::alive() != leaked) {
+      if (!has_tape && memory::Region::alive() != leaked) {
         leaked = memory::Region::alive();
         ++leaky;
       }

@@ -36,16 +36,6 @@ struct Arrays {
   uint16_t* low16() const { return reinterpret_cast<uint16_t*>(low.data_ptr<int16_t>()); }
 };
 
-void expect_same(const Arrays& a, const Arrays& b, const std::string& what) {
-  for (const auto& [x, y] :
-       {std::pair{a.w, b.w}, std::pair{a.m, b.m}, std::pair{a.v, b.v}, std::pair{a.g, b.g}}) {
-    // Contracted multiply-adds differ in the last digits where instruction sets differ.
-    EXPECT_TRUE(torch::allclose(x, y, 1e-5, 5e-6))
-        << what << ": " << (x - y).abs().max().item<float>();
-  }
-  EXPECT_LE((a.low.to(torch::kInt) - b.low.to(torch::kInt)).abs().max().item<int>(), 1) << what;
-}
-
 // Sixteen elements behind the end must stay as they were.
 void expect_untouched_end(const Arrays& arrays, int64_t n) {
   const Arrays fresh(n);
@@ -54,56 +44,173 @@ void expect_untouched_end(const Arrays& arrays, int64_t n) {
   EXPECT_TRUE(torch::equal(arrays.low.narrow(0, n, 16), fresh.low.narrow(0, n, 16)));
 }
 
-TEST(UpdateKernelsTest, EveryInstructionSetGivesTheSame) {
-  const SgdStep sgd{.gradient_scale = 0.5f, .weight_decay = 0.01f, .lr = 0.1f};
+// The formulas of update_kernels.h once more, an element at a time in double precision. They share
+// nothing with the kernels but the numbers that go in.
+using Cells = std::vector<double>;
+
+struct Oracle {
+  Cells w, g, m, v;
+  explicit Oracle(const Arrays& a) : w(of(a.w)), g(of(a.g)), m(of(a.m)), v(of(a.v)) {}
+  static Cells of(const torch::Tensor& x) {
+    const auto wide = x.to(torch::kDouble);
+    return {wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel()};
+  }
+
+  void sgd(const SgdStep& s, int64_t n) {
+    for (size_t i = 0; i < size_t(n); ++i) {
+      w[i] -= double(s.lr) * (double(s.gradient_scale) * g[i] + double(s.weight_decay) * w[i]);
+    }
+  }
+  void momentum(const MomentumStep& s, int64_t n) {
+    for (size_t i = 0; i < size_t(n); ++i) {
+      const double gradient = double(s.gradient_scale) * g[i] + double(s.weight_decay) * w[i];
+      m[i] = double(s.momentum) * m[i] + double(s.inner) * gradient;
+      const double ahead = double(s.inner) * gradient + double(s.momentum) * m[i];
+      w[i] -= double(s.outer) * (s.nesterov ? ahead : m[i]);
+    }
+  }
+  void adam(const AdamStep& s, int64_t n) {
+    for (size_t i = 0; i < size_t(n); ++i) {
+      const double gradient = double(s.gradient_scale) * g[i] + double(s.l2) * w[i];
+      m[i] = double(s.beta1) * m[i] + double(s.rest1) * gradient;
+      v[i] = double(s.beta2) * v[i] + double(s.rest2) * gradient * gradient;
+      const double root = double(s.root_correction) * std::sqrt(v[i]);
+      w[i] = double(s.keep) * w[i] - double(s.step) * m[i] / (root + double(s.epsilon));
+    }
+  }
+  SquareSums lamb_moments(const LambStep& s, int64_t n) {
+    SquareSums sums = {0, 0};
+    for (size_t i = 0; i < size_t(n); ++i) {
+      const double gradient = double(s.gradient_scale) * g[i];
+      m[i] = double(s.beta1) * m[i] + double(s.rest1) * gradient;
+      v[i] = double(s.beta2) * v[i] + double(s.rest2) * gradient * gradient;
+      sums.value += w[i] * w[i];
+      sums.update += lamb_update(s, i) * lamb_update(s, i);
+    }
+    return sums;
+  }
+  void lamb_apply(const LambStep& s, float rate, int64_t n) {
+    for (size_t i = 0; i < size_t(n); ++i) w[i] -= double(rate) * lamb_update(s, i);
+  }
+
+ private:
+  double lamb_update(const LambStep& s, size_t i) const {
+    const double root = double(s.root_correction) * std::sqrt(v[i]);
+    return double(s.correction) * m[i] / (root + double(s.epsilon)) + double(s.weight_decay) * w[i];
+  }
+};
+
+// To a few roundings of float; `low` to one step of bf16 around the exact value.
+void expect_like(const Arrays& arrays, const Oracle& oracle, int64_t n, bool has_low,
+                 const std::string& what) {
+  SCOPED_TRACE(what);
+  const auto close = [&](const char* name, const torch::Tensor& ours, const Cells& exact) {
+    const auto* const values = ours.const_data_ptr<float>();
+    for (size_t i = 0; i < size_t(n); ++i) {
+      ASSERT_NEAR(values[i], exact[i], 1e-6 * std::max(1.0, std::abs(exact[i])))
+          << name << "[" << i << "]";
+    }
+  };
+  close("w", arrays.w, oracle.w);
+  close("g", arrays.g, oracle.g);
+  close("m", arrays.m, oracle.m);
+  close("v", arrays.v, oracle.v);
+  if (!has_low) return;
+  const auto rounded = arrays.low.view(torch::kBFloat16).to(torch::kDouble);
+  for (size_t i = 0; i < size_t(n); ++i) {
+    ASSERT_NEAR(rounded.const_data_ptr<double>()[i], oracle.w[i],
+                std::abs(oracle.w[i]) / 256 + 1e-6)
+        << "low[" << i << "]";
+  }
+}
+
+// One kernel at a time, so that no mistake of one hides in the next, with constants that all
+// differ.
+TEST(UpdateKernelsTest, EveryInstructionSetKeepsToTheFormulas) {
+  const SgdStep sgd{.gradient_scale = 0.5f, .weight_decay = 0.02f, .lr = 0.3f};
   const AdamStep adam{.gradient_scale = 0.5f,
-                      .l2 = 0.01f,
-                      .keep = 0.99f,
+                      .l2 = 0.02f,
+                      .keep = 0.97f,
                       .beta1 = 0.9f,
-                      .beta2 = 0.99f,
-                      .rest1 = 0.1f,
-                      .rest2 = 0.01f,
-                      .step = 0.1f,
+                      .beta2 = 0.95f,
+                      .rest1 = 0.125f,  // not 1 - beta1: it must be read by itself
+                      .rest2 = 0.0625f,
+                      .step = 0.3f,
                       .root_correction = 1.5f,
-                      .epsilon = 1e-6f};
+                      .epsilon = 1e-3f};
   const LambStep lamb{.gradient_scale = 0.5f,
-                      .weight_decay = 0.01f,
+                      .weight_decay = 0.02f,
                       .beta1 = 0.9f,
-                      .beta2 = 0.99f,
-                      .rest1 = 0.1f,
-                      .rest2 = 0.01f,
+                      .beta2 = 0.95f,
+                      .rest1 = 0.125f,
+                      .rest2 = 0.0625f,
                       .correction = 2,
                       .root_correction = 1.5f,
-                      .epsilon = 1e-6f};
-  const auto run = [&](const UpdateKernels& k, int64_t n) {
-    Arrays a(n);
-    using A = Arrays;
-    k.sgd(sgd, A::of(a.w), A::of(a.g), n, a.low16());
-    for (const bool nesterov : {false, true}) {
-      const MomentumStep momentum{.gradient_scale = 0.5f,
-                                  .weight_decay = 0.01f,
-                                  .momentum = 0.9f,
-                                  .inner = 0.7f,
-                                  .outer = 0.1f,
-                                  .nesterov = nesterov};
-      k.momentum(momentum, A::of(a.w), A::of(a.g), A::of(a.m), n, nullptr);
-      const double norm =
-          k.momentum_and_norm(momentum, A::of(a.w), A::of(a.g), A::of(a.m), n, a.low16());
-      EXPECT_EQ(norm, k.square_sum(A::of(a.w), n));
-    }
-    k.adam(adam, A::of(a.w), A::of(a.g), A::of(a.m), A::of(a.v), n, nullptr);
-    const auto sums = k.lamb_moments(lamb, A::of(a.w), A::of(a.g), A::of(a.m), A::of(a.v), n);
-    EXPECT_EQ(sums.value, k.square_sum(A::of(a.w), n));
-    k.lamb_apply(lamb, 0.1f, A::of(a.w), A::of(a.m), A::of(a.v), n, a.low16());
-    expect_untouched_end(a, n);
-    return a;
-  };
+                      .epsilon = 1e-3f};
+  using A = Arrays;
   const auto all = kernels_here();
   ASSERT_FALSE(all.empty());
-  for (const int64_t n : kLengths) {
-    const auto expected = run(*all[0], n);
-    for (const auto* kernels : all) {
-      expect_same(run(*kernels, n), expected, std::string(kernels->name) + std::to_string(n));
+  for (const auto* k : all) {
+    for (const int64_t n : kLengths) {
+      // Calls `kernel(arrays, low)` and `formula(oracle)`, with and without the rounded copy.
+      const auto expect_formula = [&](const char* name, const auto& kernel, const auto& formula) {
+        for (const bool has_low : {false, true}) {
+          A arrays(n);
+          Oracle oracle(arrays);
+          kernel(arrays, has_low ? arrays.low16() : nullptr);
+          formula(oracle);
+          expect_like(arrays, oracle, n, has_low,
+                      std::string(k->name) + " " + name + ", " + std::to_string(n) + " elements");
+          expect_untouched_end(arrays, n);
+        }
+      };
+      expect_formula(
+          "sgd", [&](A& a, uint16_t* low) { k->sgd(sgd, A::of(a.w), A::of(a.g), n, low); },
+          [&](Oracle& oracle) { oracle.sgd(sgd, n); });
+      for (const bool nesterov : {false, true}) {
+        const MomentumStep momentum{.gradient_scale = 0.5f,
+                                    .weight_decay = 0.02f,
+                                    .momentum = 0.9f,
+                                    .inner = 0.7f,
+                                    .outer = 0.3f,
+                                    .nesterov = nesterov};
+        const auto formula = [&](Oracle& oracle) { oracle.momentum(momentum, n); };
+        expect_formula(
+            "momentum",
+            [&](A& a, uint16_t* low) {
+              k->momentum(momentum, A::of(a.w), A::of(a.g), A::of(a.m), n, low);
+            },
+            formula);
+        expect_formula(
+            "momentum_and_norm",
+            [&](A& a, uint16_t* low) {
+              const double norm =
+                  k->momentum_and_norm(momentum, A::of(a.w), A::of(a.g), A::of(a.m), n, low);
+              EXPECT_EQ(norm, k->square_sum(A::of(a.w), n));
+            },
+            formula);
+      }
+      expect_formula(
+          "adam",
+          [&](A& a, uint16_t* low) {
+            k->adam(adam, A::of(a.w), A::of(a.g), A::of(a.m), A::of(a.v), n, low);
+          },
+          [&](Oracle& oracle) { oracle.adam(adam, n); });
+      A moments(n);
+      Oracle expected(moments);
+      const auto sums = k->lamb_moments(lamb, A::of(moments.w), A::of(moments.g), A::of(moments.m),
+                                        A::of(moments.v), n);
+      const auto exact = expected.lamb_moments(lamb, n);
+      expect_like(moments, expected, n, /*has_low=*/false, std::string(k->name) + " lamb_moments");
+      expect_untouched_end(moments, n);
+      EXPECT_NEAR(sums.value, exact.value, 1e-6 * exact.value) << k->name << n;
+      EXPECT_NEAR(sums.update, exact.update, 1e-6 * exact.update) << k->name << n;
+      expect_formula(
+          "lamb_apply",
+          [&](A& a, uint16_t* low) {
+            k->lamb_apply(lamb, 0.3f, A::of(a.w), A::of(a.m), A::of(a.v), n, low);
+          },
+          [&](Oracle& oracle) { oracle.lamb_apply(lamb, 0.3f, n); });
     }
   }
 }

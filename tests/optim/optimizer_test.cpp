@@ -2,6 +2,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include "fleet/optim/adam.h"
@@ -82,6 +83,63 @@ TEST(OptimizerTest, AdamStepsLikeTorch) {
             n, AdamOptions{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.99, .weight_decay = 0.01});
       },
       theirs, net);
+}
+
+// Whether parameter `index` takes part in a step: one always does, one pauses, one starts late, one
+// comes and goes.
+bool is_used(size_t index, int step) {
+  switch (index) {
+    case 1:
+      return step < 10 || step >= 30;
+    case 2:
+      return step >= 50;
+    case 3:
+      return step % 3 == 1;
+    default:
+      return true;
+  }
+}
+
+// The same gradients for both, and none (torch: undefined) for parameters that pause.
+void expect_like_torch_where_parameters_pause(Optimizer& ours, torch::nn::Sequential net,
+                                              torch::optim::Optimizer& theirs,
+                                              torch::nn::Sequential their_net) {
+  ParameterArena arena(net);
+  ours.bind(arena);
+  auto generator = at::detail::createCPUGenerator(4);
+  for (int step = 0; step < 60; ++step) {
+    std::vector<bool> used;
+    const auto parameters = their_net->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto gradient = torch::randn(parameters[i].sizes(), generator);
+      used.push_back(is_used(i, step));
+      arena.spans()[i].gradient.copy_(used[i] ? gradient : torch::zeros_like(gradient));
+      parameters[i].mutable_grad() = used[i] ? gradient : torch::Tensor();
+    }
+    ours.step(used);
+    theirs.step();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_TRUE(torch::allclose(net->parameters()[i], parameters[i], 1e-5, 1e-6))
+          << "step " << step << ", parameter " << i << ", off by "
+          << (net->parameters()[i] - parameters[i]).abs().max().item<float>();
+    }
+  }
+}
+
+TEST(OptimizerTest, AdamCountsTheUpdatesOfEachParameterAsTorchDoes) {
+  auto net = make_net(), their_net = make_net();
+  torch::optim::Adam theirs(their_net->parameters(),
+                            torch::optim::AdamOptions(0.01).weight_decay(0.1));
+  Adam ours(net, {.lr = 0.01, .weight_decay = 0.1});
+  expect_like_torch_where_parameters_pause(ours, net, theirs, their_net);
+}
+
+TEST(OptimizerTest, AdamWCountsTheUpdatesOfEachParameterAsTorchDoes) {
+  auto net = make_net(), their_net = make_net();
+  torch::optim::AdamW theirs(their_net->parameters(),
+                             torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+  AdamW ours(net, {.lr = 0.01, .weight_decay = 0.1});
+  expect_like_torch_where_parameters_pause(ours, net, theirs, their_net);
 }
 
 TEST(OptimizerTest, LeavesUnusedSpansAlone) {

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
+#include "fleet/io/weights.h"
 #include "fleet/optim/adam.h"
 #include "fleet/optim/lamb.h"
 #include "fleet/optim/lars.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/optim/sgd.h"
+
+#include "tests/data/temporary_folder.h"
 
 namespace fleet::optim {
 namespace {
@@ -36,6 +39,7 @@ class Net : public torch::nn::Module {
 // One tensor of the oracle; `update` is the rule under test.
 struct Cell {
   Numbers w, a, b;
+  int updates = 0;
   double lr_scale = 1;
   double decay = 0;
   bool adapt = false;
@@ -47,6 +51,7 @@ double norm(const Numbers& x) {
   return std::sqrt(sum);
 }
 
+// `step` counts the updates of this tensor, from 1.
 using Rule = std::function<void(Cell& cell, Numbers g, double lr, int step)>;
 using Setting = std::function<void(const std::string& name, int64_t dim, Cell& cell)>;
 
@@ -66,7 +71,14 @@ struct Run {
   double max_grad_norm = 0;
   double gradient_scale = 1;
   std::vector<std::string> zero_gradients = {};  // in steps 2 and 5
+  bool pausing = false;                          // parameters without a gradient now and then
 };
+
+// With `pausing`: the last two are first used late, the others miss every third step, in turn.
+bool is_used(const Run& run, size_t span, int step) {
+  if (!run.pausing) return true;
+  return span >= 4 ? step > 5 : (static_cast<size_t>(step) + span) % 3 != 0;
+}
 
 // Steps the optimizer and the oracle side by side, with a changing rate; gradients come from a
 // linear loss, so that they are exactly what the oracle is given.
@@ -91,7 +103,10 @@ void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& m
     torch::Tensor loss = torch::zeros({}, torch::kDouble);
     std::map<std::string, Numbers> gradients;
     double square = 0;
+    std::vector<bool> used;
     for (const auto& item : net->named_parameters()) {
+      used.push_back(is_used(run, used.size(), step));
+      if (!used.back()) continue;
       auto g = torch::randn(item.value().sizes(), generator).to(run.dtype);
       const auto& zeros = run.zero_gradients;
       if (step % 3 == 2 && std::count(zeros.begin(), zeros.end(), item.key())) g.zero_();
@@ -103,13 +118,15 @@ void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& m
     arena.begin_window();
     loss.backward();
     arena.end_window();
-    optimizer->step({}, {.gradient_scale = run.gradient_scale});
+    optimizer->step(used, {.gradient_scale = run.gradient_scale});
     const double clip =
         run.max_grad_norm > 0 ? std::min(1.0, run.max_grad_norm / (std::sqrt(square) + 1e-6)) : 1;
     for (auto& [name, cell] : cells) {
-      auto g = gradients[name];
-      for (auto& value : g) value *= clip;
-      rule(cell, g, lr * cell.lr_scale, step);
+      if (gradients.contains(name)) {
+        auto g = gradients[name];
+        for (auto& value : g) value *= clip;
+        rule(cell, g, lr * cell.lr_scale, ++cell.updates);
+      }
       const auto ours = numbers(net->named_parameters()[name]);
       const double tolerance = run.dtype == torch::kDouble ? 1e-11 : 2e-5;
       for (size_t i = 0; i < ours.size(); ++i) {
@@ -127,6 +144,8 @@ const std::vector<Run> kRuns = {
     {.max_grad_norm = 3, .gradient_scale = 1.0 / 64},
     {.gradient_scale = 0.25, .zero_gradients = {"first_weight", "head_bias", "zero_weight"}},
     {.dtype = torch::kDouble, .max_grad_norm = 2, .zero_gradients = {"first_weight"}},
+    {.pausing = true},
+    {.dtype = torch::kDouble, .max_grad_norm = 3, .pausing = true},
 };
 
 TEST(OracleTest, Sgd) {
@@ -318,7 +337,8 @@ TEST(OracleTest, LambInEveryRule) {
 // LARS keeps norms from one step to the next; whatever writes to the parameters in between must be
 // noticed, however it does so.
 TEST(OracleTest, LarsNoticesParametersThatOthersWrote) {
-  const auto train = [](bool fresh, int way) {
+  const TemporaryFolder folder;
+  const auto train = [&](bool fresh, int way) {
     auto net = std::make_shared<Net>(torch::kFloat, 300);
     ParameterArena arena(*net);
     auto lars = std::make_unique<Lars>(*net, LarsOptions{.lr = 1, .momentum = 0});
@@ -332,18 +352,27 @@ TEST(OracleTest, LarsNoticesParametersThatOthersWrote) {
       }
       std::vector<bool> used(arena.spans().size(), true);
       const torch::NoGradGuard no_grad;
-      if (way == 1) net->parameters()[0].view(-1)[5000] = 100;
+      auto first = net->parameters()[0];
+      if (way == 1) first.view(-1)[5000] = 100;
       if (way == 2) arena.groups()[0].values.mul_(2);
-      if (way == 3) {
-        auto* data = net->parameters()[0].data_ptr<float>();
-        for (int64_t i = 0; i < net->parameters()[0].numel(); ++i) data[i] += 1;
+      if (way == 3) arena.spans()[0].value.view(-1)[5000] = 100;
+      if (way == 4) first.data().clamp_(-0.1, 0.1);
+      if (way == 5) {
+        auto* data = first.data_ptr<float>();
+        for (int64_t i = 300; i < first.numel(); ++i) data[i] += 1;
       }
-      if (way == 4) used[static_cast<size_t>(step) % 2] = false;
+      if (way == 6) {
+        auto weights = first.detach().clone();
+        weights.view(-1)[5000] = 100;
+        write_safetensors(folder.path() / "weights", {{"first_weight", weights}});
+        load_weights(*net, folder.path() / "weights", {.strict = false});
+      }
+      if (way == 7) used[static_cast<size_t>(step) % 2] = false;
       lars->step(used);
     }
     return flat(net->parameters());
   };
-  for (int way = 0; way <= 4; ++way) {
+  for (int way = 0; way <= 7; ++way) {
     EXPECT_TRUE(torch::equal(train(false, way), train(true, way))) << way;
   }
 }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,13 +28,17 @@ using fleet::launch::say;
 struct Options {
   int64_t step_ms = 10;
   std::string until = {};
+  bool two = false;
+  bool adam = false;
 };
 
 const fleet::FieldList& fields_of(const Options*) {
   static const fleet::FieldList list{
       "app",
       {fleet::field<&Options::step_ms>("step_ms", "how long an update takes at least").at_least(0),
-       fleet::field<&Options::until>("until", "end after the epoch in which this file appears")}};
+       fleet::field<&Options::until>("until", "end after the epoch in which this file appears"),
+       fleet::field<&Options::two>("two", "a second net, with an optimizer of its own"),
+       fleet::field<&Options::adam>("adam", "train with Adam instead of Momentum")}};
   return list;
 }
 
@@ -79,22 +84,51 @@ bool is_time_to_end(const std::string& file) {
   return seen.item<int64_t>() > 0;
 }
 
+std::unique_ptr<fleet::optim::Optimizer> make_optimizer(torch::nn::Sequential& net, bool adam,
+                                                        const fleet::TrainConfig& config) {
+  if (adam) return std::make_unique<fleet::optim::Adam>(net, fleet::optim::AdamOptions{.lr = 0.01});
+  return std::make_unique<fleet::optim::Momentum>(
+      net, fleet::optim::MomentumOptions{.lr = config.lr, .momentum = config.momentum});
+}
+
+void say_updates(const torch::Tensor& updates) {
+  std::string text = "updates of parameters";
+  for (int64_t i = 0; i < updates.numel(); ++i) {
+    text += fleet::format(" {}", updates[i].item<double>());
+  }
+  say(text);
+}
+
 int body(int argc, char** argv) {
   Options own;
   fleet::TrainConfig defaults{.lr = 0.1, .momentum = 0.9, .batch_size = 8, .epochs = 4};
   defaults.strategy.localsgd = true;
   defaults.strategy.localsgd_configs.k_steps = 4;
-  const auto config = fleet::parse_train_configs(argc, argv, own, defaults);
+  const auto config = fleet::parse_train_configs(
+      argc, argv, own, defaults,
+      {.reads = {"lr", "momentum", "batch_size", "epochs", "snapshots"}});
   say(fleet::format("pid {}", ::getpid()));
   fleet::init();
   torch::manual_seed(3);
   torch::nn::Sequential net(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 4));
-  fleet::DataLoader data(std::make_shared<Points>(), {.batch_size = config.batch_size,
-                                                      .rank = fleet::worker_index(),
-                                                      .world_size = fleet::worker_num()});
-  auto optimizer = fleet::distributed_optimizer(
-      fleet::optim::Momentum(net, {.lr = config.lr, .momentum = config.momentum}), config.strategy);
-  fleet::Snapshots snapshots(optimizer, config.snapshots, data);
+  fleet::DataLoader data(std::make_shared<Points>(), {.batch_size = config.batch_size});
+  auto optimizer =
+      fleet::distributed_optimizer(make_optimizer(net, own.adam, config), config.strategy);
+  torch::nn::Linear linear(8, 4);
+  std::optional<fleet::DistributedOptimizer> second;
+  if (own.two) {
+    second.emplace(
+        fleet::distributed_optimizer(fleet::optim::Adam(linear, {.lr = 0.01}), config.strategy));
+  }
+  int64_t averages = 0;
+  const std::vector<fleet::SnapshotValue> values = {{"averages", &averages}};
+  auto contents = fleet::SnapshotContents::of(optimizer, data, values);
+  if (second) {
+    contents = {.optimizers = {{"first", &optimizer}, {"second", &*second}},
+                .data = data,
+                .values = values};
+  }
+  fleet::Snapshots snapshots(config.snapshots, contents);
   bool is_over = false;
   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs && !is_over; ++epoch) {
     for (const auto& batch : data.epoch(epoch)) {
@@ -102,18 +136,29 @@ int body(int argc, char** argv) {
       const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
         return torch::mse_loss(net->forward(part.data), part.target);
       });
+      if (second) {
+        second->minimize(batch, [&](const fleet::Batch& part) {
+          return torch::mse_loss(linear->forward(part.data), part.target);
+        });
+      }
       if (report.synced) {
+        ++averages;
         say(fleet::format("update {} of epoch {} at {:.4f}", report.update, epoch, now_s()));
       }
       snapshots.after_update();
     }
     optimizer.end_epoch();
+    if (second) second->end_epoch();
     snapshots.after_epoch();
     is_over = is_time_to_end(own.until);
   }
   snapshots.finish();
   fleet::shutdown();
-  say(fleet::format("digest {:016x}", digest(net->parameters())));
+  if (own.adam) say_updates(optimizer.optimizer().span_updates());
+  say(fleet::format("averages {}", averages));
+  auto parameters = net->parameters();
+  if (second) parameters.push_back(linear->weight);
+  say(fleet::format("digest {:016x}", digest(parameters)));
   say(fleet::format("loss {:.6f}", loss_of_all(net)));
   return 0;
 }

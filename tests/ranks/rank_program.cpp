@@ -5,6 +5,8 @@
 //   fault KIND RANK STEP           trains; at STEP, inside its forward pass, RANK meets KIND:
 //                                  kill, stop, throw, exit, exit_once (in the first attempt only)
 //   calls                          asks and does everything in fleet/comm/world.h
+//   local_log FILE                 local SGD that logs every update; rank 1 makes its second update
+//                                  only when rank 0 has come to its first average, and made FILE
 //   throw_while_pending | one_less | group_alone | absent | early_exit | init_twice | before_init
 
 #include <signal.h>
@@ -12,6 +14,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include <torch/nn.h>
@@ -81,6 +85,38 @@ int train(int64_t steps, const Fault& fault) {
   return 0;
 }
 
+int local_log(const std::string& file) {
+  constexpr int64_t kInterval = 16, kUpdates = 24;
+  fleet::init();
+  torch::manual_seed(1);
+  torch::nn::Linear net(8, 4);
+  auto optimizer =
+      fleet::distributed_optimizer(fleet::optim::SGD(net, {.lr = 0.1}),
+                                   {.localsgd = true, .localsgd_configs = {.k_steps = kInterval}});
+  fleet::TrainingLog log(fleet::RunOptions{.log_every = 1});
+  fleet::WeightedMean acc1, acc5;
+  log.begin_epoch(0);
+  for (int64_t step = 0; step < kUpdates; ++step) {
+    const auto until = std::chrono::steady_clock::now() + 30s;
+    while (fleet::worker_index() == 1 && step == 1 && !std::filesystem::exists(file)) {
+      if (std::chrono::steady_clock::now() > until) {
+        throw fleet::Error("app", "rank 0 waits for this rank between two averages");
+      }
+      std::this_thread::sleep_for(10ms);
+    }
+    if (fleet::worker_index() == 0 && step == kInterval - 1) std::ofstream(file) << "here";
+    const auto batch = share(step);
+    const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
+      return torch::mse_loss(net->forward(part.data), part.target);
+    });
+    acc1.add(0.5, static_cast<double>(batch.size()));
+    log.step(report, acc1, acc5);
+  }
+  log.end_epoch(optimizer.end_epoch());
+  fleet::shutdown();
+  return 0;
+}
+
 int calls() {
   fleet::init();
   std::string endpoints;
@@ -146,6 +182,7 @@ int body(int argc, char** argv) {
     return train(20, {.kind = argv[2], .rank = number(argv[3]), .step = number(argv[4])});
   }
   if (mode == "calls") return calls();
+  if (mode == "local_log" && argc == 3) return local_log(argv[2]);
   if (mode == "one_less") return one_less();
   if (mode == "group_alone") return group_alone();
   if (mode == "throw_while_pending") return throw_while_pending();

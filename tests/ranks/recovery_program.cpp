@@ -65,15 +65,14 @@ std::shared_ptr<const fleet::Dataset> make_data() {
 
 int body(int argc, char** argv) {
   Options own;
-  const auto config = fleet::parse_train_configs(argc, argv, own, {.lr = 0.05, .epochs = 4});
+  const auto config = fleet::parse_train_configs(argc, argv, own, {.lr = 0.05, .epochs = 4},
+                                                 {.reads = {"lr", "epochs", "seed", "snapshots"}});
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const bool is_first_attempt = attempt == nullptr || attempt == std::string("0");
   say(fleet::format("pid {}", ::getpid()));
   fleet::init();
   const int rank = fleet::worker_index(), ranks = fleet::worker_num();
-  fleet::DataLoader data(
-      make_data(),
-      {.batch_size = kGlobalBatch / ranks, .seed = config.seed, .rank = rank, .world_size = ranks});
+  fleet::DataLoader data(make_data(), {.batch_size = kGlobalBatch / ranks, .seed = config.seed});
   torch::manual_seed(static_cast<uint64_t>(rank) + 1);  // rank 0's weights win; masks differ
   nn::Sequential net(nn::Flatten(), nn::Linear(64, 32), nn::Tanh(), nn::Dropout(0.2),
                      nn::Linear(32, 10));

@@ -7,6 +7,7 @@
 #include "fleet/comm/store.h"
 #include "fleet/core/format.h"
 
+#include "tests/data/temporary_folder.h"
 #include "tests/ranks/ranks.h"
 #include "tests/support/says.h"
 
@@ -51,6 +52,14 @@ TEST(WorldTest, RanksKnowThemselvesAndEachOther) {
   }
 }
 
+TEST(WorldTest, GpusThatTheProgramCannotUseAreRefusedByName) {
+  Launched ranks({"--gpus=0,1", beside("test_rank_program"), "calls"});
+  EXPECT_EQ(ranks.wait(), 2) << ranks.output();
+  EXPECT_TRUE(says(ranks.output(), "was started for GPU ",
+                   "this build of Fleet trains on the CPU only",
+                   "fix: start it with fleetrun --nproc_per_node 2 instead of --gpus"));
+}
+
 TEST(WorldTest, ProgramsStartedByHandMeetAtRankZero) {
   const int port = comm::Store::host(0, 1s).port();
   const Words common = {"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", format("MASTER_PORT={}", port)};
@@ -84,6 +93,16 @@ TEST(WorldTest, PaddlesNamesAloneAreEnough) {
   EXPECT_FALSE(after(first.output(), "digest").empty()) << first.output();
   EXPECT_EQ(after(first.output(), "digest"), after(second.output(), "digest"));
   for (const auto* rank : {&first, &second}) EXPECT_EQ(noise(rank->output()), "");
+}
+
+TEST(WorldTest, NoLineOfTheLogMakesRanksMeetBetweenTwoAverages) {
+  const TemporaryFolder folder;
+  Launched training(job(2, {"local_log", (folder.path() / "here").string()}));
+  ASSERT_EQ(training.wait(60s), 0) << training.output() << training.log(1);
+  const auto log = training.log(0);
+  EXPECT_TRUE(says(log, "[Epoch 0, batch 0] loss: ", "[Epoch 0, batch 23] loss: ",
+                   "[train] local SGD: the lines of batches are about rank 0 alone"));
+  EXPECT_TRUE(says(log, format(", {} samples in ", 24 * 32))) << "each once, of both ranks";
 }
 
 TEST(WorldTest, RestartTrainsToTheEnd) {

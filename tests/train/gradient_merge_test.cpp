@@ -117,6 +117,22 @@ TEST(GradientMergeTest, EndOfEpochUpdatesWithWhatIsThereOrDropsIt) {
   }
 }
 
+TEST(GradientMergeTest, TheEndOfAnEpochIsNoCallOfMinimize) {
+  auto net = small_net();
+  DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), merged({.k_steps = 5}),
+                                 std::make_shared<comm::Communicator>());
+  const auto batch = small_batch(8, 3);
+  const auto call = [&] { return optimizer.minimize([&] { return mean_loss(net, batch); }); };
+  call();
+  EXPECT_EQ(call().call, 2);
+  const auto rest = optimizer.end_epoch();
+  ASSERT_TRUE(rest);
+  EXPECT_EQ(rest->call, 2);
+  EXPECT_EQ(rest->own_weight, 0) << "its samples were those of the calls";
+  EXPECT_EQ(optimizer.counters().calls, 2);
+  EXPECT_EQ(call().call, 3);
+}
+
 TEST(GradientMergeTest, WithoutAvgGradientsOfThePartsAreSummed) {
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [&](const Comm& comm) {

@@ -94,6 +94,23 @@ TEST(LocalSgdTrainingTest, ReportsSayWhenRanksWereAveraged) {
   EXPECT_DOUBLE_EQ(reports[4].weight, 72);  // all ranks since the last average
 }
 
+// `weight` overlaps between averages, so that its sum counts some samples twice.
+TEST(LocalSgdTrainingTest, OwnWeightsCountEverySampleOnce) {
+  for (const auto& strategy : {DistributedStrategy{}, every(3, 3), every(4, 1)}) {
+    std::vector<UpdateReport> reports;
+    train({.strategy = strategy, .steps = 9}, &reports);
+    double weight = 0;
+    int64_t samples = 0;
+    for (const auto& report : reports) {
+      weight += report.own_weight;
+      samples += report.samples;
+      EXPECT_TRUE(std::isfinite(report.own_loss) && report.own_loss > 0);
+    }
+    EXPECT_DOUBLE_EQ(weight, 9 * 12) << "half of 216: the other rank has the other half";
+    EXPECT_EQ(samples, 9 * 12);
+  }
+}
+
 TEST(LocalSgdTrainingTest, PostLocalIsSynchronousUntilItBegins) {
   Training setup{.steps = 5};
   const auto synchronous = train(setup);

@@ -1,79 +1,24 @@
 // recompute_configs.memory_budget: one number, and training stays within it, bit for bit what it
 // was.
 
-#include <gtest/gtest.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/dropout.h>
+#include <map>
+#include <regex>
 
-#include "fleet/core/format.h"
-#include "fleet/memory/budget_allocator.h"
-#include "fleet/memory/budget_plans.h"
+#include <gtest/gtest.h>
+
+#include "fleet/core/allocation_tag.h"
+#include "fleet/core/byte_size.h"
 
 #include "tests/support/error_of.h"
-#include "tests/train/small_training.h"
+#include "tests/support/says.h"
+#include "tests/train/budget_training.h"
 
 namespace fleet::testing {
 namespace {
 
 using memory::BudgetAllocator;
 
-torch::nn::Sequential deep_net() {
-  torch::manual_seed(3);
-  torch::nn::Sequential net(torch::nn::Linear(6, 64));
-  for (int i = 0; i < 12; ++i) {
-    net->push_back(torch::nn::Linear(64, 64));
-    net->push_back(torch::nn::GELU());
-    net->push_back(torch::nn::BatchNorm1d(64));
-    net->push_back(torch::nn::Dropout(0.1));
-  }
-  net->push_back(torch::nn::Linear(64, 3));
-  return net;
-}
-
 constexpr int64_t kManySamples = 8192;  // activations of 2 MiB, so that they may leave
-
-struct Trained {
-  std::vector<torch::Tensor> tensors;
-  int64_t peak = 0;   // of the last two updates
-  int64_t floor = 0;  // what lives between updates
-  UpdateReport last;
-};
-
-Trained train(DistributedStrategy strategy, int updates = 6, int64_t samples = 1024) {
-  at::set_num_threads(1);
-  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
-  auto& counter = BudgetAllocator::cpu().counter();
-  auto net = deep_net();
-  auto optimizer = distributed_optimizer(
-      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}), strategy);
-  Trained result;
-  torch::manual_seed(8);
-  for (int i = 0; i < updates; ++i) {
-    const auto batch = small_batch(samples, i);
-    counter.reset_peaks();
-    result.last =
-        optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
-    if (i + 2 >= updates) result.peak = std::max(result.peak, counter.peak());
-    result.floor = counter.live();
-  }
-  for (const auto& parameter : net->parameters())
-    result.tensors.push_back(parameter.detach().clone());
-  for (const auto& buffer : net->buffers()) result.tensors.push_back(buffer.clone());
-  result.tensors.push_back(torch::tensor(result.last.loss));
-  return result;
-}
-
-DistributedStrategy within(int64_t bytes) {
-  DistributedStrategy strategy;
-  strategy.recompute = true;
-  strategy.recompute_configs.memory_budget = format("{}B", bytes);
-  return strategy;
-}
-
-void expect_equal(const Trained& a, const Trained& b) {
-  ASSERT_EQ(a.tensors.size(), b.tensors.size());
-  for (size_t i = 0; i < a.tensors.size(); ++i) EXPECT_TRUE(a.tensors[i].equal(b.tensors[i])) << i;
-}
 
 TEST(MemoryBudget, IsHeldAndChangesNothing) {
   const auto plain = train({});
@@ -120,35 +65,86 @@ TEST(MemoryBudget, BelowTheLeastSplitsTheBatch) {
   EXPECT_LE(ours.peak, plain.floor + (plain.peak - plain.floor) / 24);
 }
 
-// A batch that grows is measured and planned again; a smaller one is not.
-// Parts of one size are as quick as they are: the one that is kept is no slower by its plan than
-// twice and half of it, and trains as if it had been asked for.
-TEST(MemoryBudget, ChoosesTheSizeOfPartsWhereMergingIsLeftToIt) {
+// The milliseconds that each size of micro-batch takes for a sample by its last plan.
+std::map<int64_t, double> predicted_times(const std::string& text) {
+  std::map<int64_t, double> times;
+  const std::regex line(R"(a micro-batch of (\d+) samples within .*, ([0-9.e+-]+) ms a sample)");
+  for (std::sregex_iterator at(text.begin(), text.end(), line), end; at != end; ++at) {
+    times[std::stoll((*at)[1])] = std::stod((*at)[2]);
+  }
+  return times;
+}
+
+// The size that is kept is no slower by its plan than twice and half of it, and trains as if each
+// update had been asked to use its size.
+TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
   const auto plain = train({});
-  auto strategy = within(plain.floor + (plain.peak - plain.floor) * 3 / 10);
+  auto strategy = within(share_of(plain, 0.3));
   strategy.gradient_merge = true;
-  const auto chosen = train(strategy, /*updates=*/24);
-  ASSERT_GT(chosen.last.parts, 1) << "no part of it fits as it is";
-  ASSERT_LE(chosen.last.parts, 64);
+  Trained chosen;
+  const auto text = printed_by([&] { chosen = train(strategy, /*updates=*/24); });
+  const auto times = predicted_times(text);
+  const auto size_of = [](int64_t parts) { return 1024 / parts; };
+  const auto size = size_of(chosen.last.parts);
+  ASSERT_EQ(size * chosen.last.parts, 1024);
+  ASSERT_LT(size, 1024) << "the batch as a whole is slower, with so much to recompute\n" << text;
+  ASSERT_TRUE(times.contains(size)) << text;
+  if (times.contains(2 * size)) {
+    EXPECT_LE(times.at(size), times.at(2 * size)) << text;
+  } else {
+    EXPECT_TRUE(says(text, format("micro-batches of {} samples did not fit", 2 * size)));
+  }
+  if (times.contains(size / 2)) {
+    EXPECT_GE(times.at(size / 2), 0.97 * times.at(size)) << text;
+  } else if (chosen.last.memory.given_up > 0) {  // otherwise smaller ones cannot be quicker
+    EXPECT_TRUE(says(text, format("no plan holds a micro-batch of {} samples", size / 2)));
+  }
+  EXPECT_GE(times_in(text, "samples from now on: "), 1) << text;
+
+  // Without a budget, by the sizes that were chosen.
+  DeepTraining asked{.strategy = {.gradient_merge = true}, .updates = 24};
+  asked.before_update = [&](DistributedOptimizer& optimizer, int update) {
+    auto counters = optimizer.counters();
+    counters.part_preferred = size_of(chosen.parts[static_cast<size_t>(update)]);
+    optimizer.set_counters(counters);
+  };
+  const auto expected = train_deep(asked);
+  EXPECT_EQ(expected.parts, chosen.parts);
+  expect_equal(chosen, expected);
+
   strategy.gradient_merge_configs.k_steps = 4;
   EXPECT_EQ(train(strategy).last.parts, 4);
 }
 
 TEST(MemoryBudget, CountsOnAFileBelowWhatRecomputeAloneCanDo) {
   const auto plain = train({}, 4, kManySamples);
+  int64_t staging = 0;  // of the last update
   const auto lean = [&](bool offload, double share) {
-    auto strategy = within(
-        plain.floor + static_cast<int64_t>(share * static_cast<double>(plain.peak - plain.floor)));
-    strategy.recompute_configs.enable_offload = offload;
-    return train(strategy, 6, kManySamples);
+    DeepTraining setup{.strategy = within(share_of(plain, share)), .samples = kManySamples};
+    setup.strategy.recompute_configs.enable_offload = offload;
+    setup.before_update = [&](DistributedOptimizer&, int) {
+      for (const auto& use : BudgetAllocator::cpu().counter().largest_owners(SIZE_MAX)) {
+        if (use.name == allocation::kStaging) staging = use.bytes;
+      }
+    };
+    return train_deep(setup);
   };
-  // The least that recompute alone brings through without splitting.
-  double share = 0.6;
-  while (share > 0.1 && lean(/*offload=*/false, share).last.parts == 1) share -= 0.05;
-  const auto away = lean(/*offload=*/true, share);
+  // The file may bring steps through that are measured then, and need it no longer.
+  double share = 0.35;
+  while (share > 0.1 && lean(/*offload=*/false, share).last.parts == 1) share -= 0.03;
+  auto away = lean(/*offload=*/true, share);
+  while (share > 0.1 && away.last.memory.offloaded_bytes == 0) {
+    share -= 0.03;
+    away = lean(/*offload=*/true, share);
+  }
   EXPECT_EQ(away.last.parts, 1) << share;
   EXPECT_GT(away.last.memory.offloaded_bytes, 0);
   EXPECT_EQ(away.last.memory.offloaded_bytes, away.last.memory.fetched_bytes);
+  // With its staging, a 128th of the budget.
+  EXPECT_LE(away.peak, share_of(plain, share));
+  EXPECT_LE(away.last.memory.predicted_peak, share_of(plain, share));
+  EXPECT_NEAR(static_cast<double>(staging), static_cast<double>(share_of(plain, share)) / 128,
+              4096);
 }
 
 TEST(MemoryBudget, AdaptsToOtherSizes) {
@@ -175,15 +171,144 @@ TEST(MemoryBudget, AdaptsToOtherSizes) {
   for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(expected[i])) << i;
 }
 
-TEST(MemoryBudget, IsASizeOrAShareOfTheMachine) {
-  EXPECT_EQ(memory::budget_bytes("12GiB"), int64_t{12} << 30);
-  EXPECT_EQ(memory::budget_bytes("0%"), 0);
-  EXPECT_EQ(memory::budget_bytes("101%"), 0);
-  EXPECT_EQ(memory::budget_bytes("a lot"), 0);
-  const auto half = memory::budget_bytes("50%");
-  EXPECT_GT(half, int64_t{100} << 20);
-  EXPECT_NEAR(static_cast<double>(memory::budget_bytes("100%")), 2.0 * static_cast<double>(half),
-              2);
+// Small nets have nothing that may leave; the file must not take what the plan needs.
+TEST(MemoryBudget, WithOffloadIsNeverWorseThanWithout) {
+  const auto plain = train({});
+  for (const double share : {0.75, 0.5}) {
+    auto strategy = within(share_of(plain, share));
+    const auto without = train(strategy);
+    strategy.recompute_configs.enable_offload = true;
+    Trained with;
+    const auto text = printed_by([&] { with = train(strategy); });
+    SCOPED_TRACE(share);
+    EXPECT_LE(with.last.parts, without.last.parts) << text;
+    EXPECT_LE(with.peak, share_of(plain, share));
+    EXPECT_EQ(with.last.memory.offloaded_bytes, 0);
+    EXPECT_TRUE(says(text,
+                     "[offload] 0 B offloaded: no value of at least 1.00 MiB could wait in "
+                     "the file long enough"));
+    if (with.last.parts == 1) expect_equal(with, plain);
+  }
+  auto plenty = within(2 * plain.peak);
+  plenty.recompute_configs.enable_offload = true;
+  EXPECT_TRUE(says(printed_by([&] { train(plenty); }),
+                   "[offload] 0 B offloaded: everything fits without it"));
+}
+
+// The budget is Fleet's promise for its own calls; an evaluation is the program's own.
+TEST(MemoryBudget, IsInForceInsideOfMinimizeOnly) {
+  const auto plain = train({});
+  const auto budget = share_of(plain, 1.0 / 24);
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  auto& counter = BudgetAllocator::cpu().counter();
+  auto net = deep_net();
+  auto optimizer = distributed_optimizer(
+      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}), within(budget));
+  const auto train_epoch = [&] {
+    for (int i = 0; i < 3; ++i) {
+      const auto batch = small_batch(1024, i);
+      counter.reset_peaks();
+      const auto report =
+          optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      EXPECT_GT(report.parts, 1);
+      EXPECT_LE(counter.peak(), budget);
+    }
+  };
+  train_epoch();
+  {
+    net->eval();
+    const torch::NoGradGuard no_grad;
+    counter.reset_peaks();
+    const auto batch = small_batch(8192, 0);
+    EXPECT_NO_THROW(mean_loss(net, batch).item<double>());
+    EXPECT_GT(counter.peak(), budget) << "the test proves nothing";
+    EXPECT_FALSE(counter.budget().has_value());
+    net->train();
+  }
+  train_epoch();
+}
+
+// The closure that fails leaves no budget behind.
+TEST(MemoryBudget, EndsWithACallThatThrows) {
+  auto net = deep_net();
+  auto optimizer = distributed_optimizer(
+      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}), within("1GiB"));
+  const auto fail = [&] {
+    optimizer.minimize(small_batch(8, 0), [&](const Batch&) -> torch::Tensor {
+      EXPECT_EQ(BudgetAllocator::cpu().counter().budget(), int64_t{1} << 30);
+      throw Error("test", "no loss today");
+    });
+  };
+  EXPECT_TRUE(says(error_of(fail), "no loss today"));
+  EXPECT_FALSE(BudgetAllocator::cpu().counter().budget().has_value());
+}
+
+TEST(MemoryBudget, MayBeAShareOfPlainTraining) {
+  const auto plain = train({});
+  Trained ours;
+  const auto text = printed_by([&] { ours = train(within("50% of plain")); });
+  expect_equal(ours, plain);
+  const auto half = static_cast<double>(plain.peak) / 2;
+  EXPECT_NEAR(static_cast<double>(ours.last.memory.budget), half, 0.02 * half) << text;
+  EXPECT_LE(ours.peak, ours.last.memory.budget);
+  EXPECT_GT(ours.last.memory.given_up, 0);
+  EXPECT_TRUE(says(text, "[memory] plain training of a micro-batch of 1024 samples takes ",
+                   ": the budget is 50% of that, "));
+}
+
+// Two ranks on this host share what there is.
+TEST(MemoryBudget, InPercentIsSharedAmongTheRanksOfAHost) {
+  const auto text = printed_by([&] {
+    run_ranks(2, [&](const Comm& comm) {
+      auto net = small_net();
+      DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), within("10%"), comm);
+      const auto batch = small_batch(8, comm->rank());
+      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+    });
+  });
+  EXPECT_TRUE(says(text, "[memory] the budget of this rank is ", ": 10% of ", "shared by 2 ranks"));
+}
+
+// ---- too small
+
+std::string too_small(const DeepTraining& setup) {
+  return error_of([&] { train_deep(setup); });
+}
+
+TEST(MemoryBudget, ThatIsTooSmallSaysTheLeastThatWouldDoAndWhatHoldsIt) {
+  const auto plain = train_deep({.samples = 2, .norm = false});
+  DeepTraining setup{.strategy = within(plain.floor / 2), .samples = 2, .norm = false};
+  const auto text = too_small(setup);
+  EXPECT_TRUE(says(text, "[memory] the memory budget of ",
+                   " is too small: a micro-batch of 1 sample takes at least ",
+                   "are live before the forward (", "parameters ", "gradients ", "optimizer state ",
+                   "and the peak is in the ", "fix: set memory_budget to at least "));
+  EXPECT_EQ(times_in(text, "fix:"), 1) << text;
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(text, found, std::regex("at least ([0-9.]+[A-Za-z]+), or")));
+  const auto least = byte_size(found[1].str()).value_or(0);
+  ASSERT_GT(least, plain.floor / 2);
+  // That much does, and not much less.
+  setup.strategy = within(found[1].str());
+  const auto ours = train_deep(setup);
+  EXPECT_LE(ours.peak, least);
+  setup.strategy = within(least * 95 / 100);
+  EXPECT_NE(too_small(setup), "");
+}
+
+// A closure cannot be split: the whole of it has to fit.
+TEST(MemoryBudget, ThatIsTooSmallForAClosureSaysSoToo) {
+  at::set_num_threads(1);
+  const auto plain = train({});
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  auto net = deep_net();
+  auto optimizer = distributed_optimizer(
+      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}),
+      within(share_of(plain, 0.02)));
+  const auto batch = small_batch(1024, 0);
+  const auto text = error_of([&] { optimizer.minimize([&] { return mean_loss(net, batch); }); });
+  EXPECT_TRUE(says(text, " is too small: a micro-batch takes at least ",
+                   "fix: set memory_budget to at least "));
 }
 
 }  // namespace

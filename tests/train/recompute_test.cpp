@@ -176,18 +176,9 @@ TEST(RecomputeTest, SaysOnceWhatItDid) {
   train_blocks({.strategy = recomputed({})});
   const auto text =
       ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
-  const auto first = text.find("a forward has 5 segments to make again, and gave up ");
+  const auto first = text.find("a forward has 5 segments to recompute, and evicted ");
   ASSERT_NE(first, std::string::npos) << text;
-  EXPECT_EQ(text.find("segments to make again", first + 30), std::string::npos) << text;
-}
-
-TEST(RecomputeTest, PlanOnlySaysThePlanAndEnds) {
-  BlockTraining setup{
-      .strategy = {.recompute = true,
-                   .recompute_configs = {.memory_budget = "1GiB", .plan_only = true}},
-      .steps = 3};
-  EXPECT_TRUE(says(error_of<HelpRequested>([&] { train_blocks(setup); }),
-                   "within 1.00 GiB: ", "expected at the peak", "s with everything kept"));
+  EXPECT_EQ(text.find("segments to recompute", first + 30), std::string::npos) << text;
 }
 
 // ---- offload

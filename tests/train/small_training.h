@@ -75,6 +75,8 @@ struct SmallTraining {
   bool weighted = false;
   int64_t samples = 13;  // the last batch is short
   int64_t steps = 6;
+  double first_share = 0.5;    // of every batch, for the first of two ranks
+  bool equal_weights = false;  // a mistake: every part counts the same, however many samples it has
 };
 
 /// Trains with `ranks` ranks that share every batch unevenly, and returns the masters of rank 0's
@@ -89,13 +91,16 @@ inline Tensors train_small(int ranks, const SmallTraining& setup) {
       const bool is_last = step + 1 == setup.steps;
       const int64_t samples = is_last ? setup.samples / 2 - 1 : setup.samples;
       const auto batch = small_batch(samples, step);
-      const int64_t begin = samples * comm->rank() / comm->size();
-      const int64_t end = samples * (comm->rank() + 1) / comm->size();
-      const auto report =
-          optimizer.minimize(batch.slice(begin, end), [&](const Batch& part) -> Loss {
-            if (setup.weighted) return weighted_loss(net, part);
-            return mean_loss(net, part);
-          });
+      const auto cut_before = [&](int rank) -> int64_t {
+        if (comm->size() != 2 || rank != 1) return samples * rank / comm->size();
+        return static_cast<int64_t>(static_cast<double>(samples) * setup.first_share);
+      };
+      const auto own = batch.slice(cut_before(comm->rank()), cut_before(comm->rank() + 1));
+      const auto report = optimizer.minimize(own, [&](const Batch& part) -> Loss {
+        if (setup.weighted) return weighted_loss(net, part);
+        if (setup.equal_weights) return WeightedLoss{.sum = mean_loss(net, part), .weight = 1};
+        return mean_loss(net, part);
+      });
       EXPECT_TRUE(report.updated);
       EXPECT_EQ(report.update, step + 1);
     }

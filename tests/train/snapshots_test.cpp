@@ -36,7 +36,7 @@ class Numbers : public Dataset {
   }
 };
 
-DataLoader numbers_of(const Comm& comm, int64_t batch_size) {
+DataLoader<Batch> numbers_of(const Comm& comm, int64_t batch_size) {
   return DataLoader(
       std::make_shared<Numbers>(),
       {.batch_size = batch_size, .seed = 3, .rank = comm->rank(), .world_size = comm->size()});
@@ -344,7 +344,7 @@ TEST_F(DamagedSnapshotTest, AnotherFormatIsNamed) {
   const auto said = said_about([](const fs::path& newer) {
     FileHashes hashes = SnapshotReader(newer.parent_path(), 3).files();
     auto text = contents(newer / "training.json");
-    text.replace(text.find("\"format\": 1"), 11, "\"format\": 2");
+    text.replace(text.find("\"format\": 1"), 11, "\"format\": 3");
     const TemporaryFolder folder;
     hashes["training.json"] = XxHash64::of_file(folder.write("training.json", text));
     NewSnapshot snapshot(newer.parent_path(), 3);
@@ -353,7 +353,7 @@ TEST_F(DamagedSnapshotTest, AnotherFormatIsNamed) {
              fs::copy_options::overwrite_existing);
     snapshot.publish(hashes);
   });
-  EXPECT_TRUE(says(said, "format 2 is not known here", "the version of Fleet that wrote it"));
+  EXPECT_TRUE(says(said, "format 3 is not known here", "the version of Fleet that wrote it"));
 }
 
 TEST_F(DamagedSnapshotTest, WhenNoneIsLeftItIsAnError) {

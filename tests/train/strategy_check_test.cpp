@@ -53,11 +53,11 @@ TEST(StrategyCheckTest, EverythingWrongIsInOneError) {
                 "fuse_grad_size_in_MB: 0 is out of range: it must be at least 1",
                 "last_comm_group_size_MB: 0 is out of range: it must be above 0",
                 "lars and lamb are two update rules for the same parameters; choose lars (over "
-                "Momentum) or lamb (over Adam)",
+                "Momentum) or lamb (over Adam or AdamW)",
                 "lars is built on Momentum, but the optimizer is SGD; use Momentum with its lr and "
                 "momentum, or switch lars off",
-                "lamb is built on Adam, but the optimizer is SGD; use Adam with its lr and betas "
-                "(lamb decays weights by itself), or switch lamb off",
+                "lamb is built on Adam or AdamW, but the optimizer is SGD; use one of those with "
+                "its lr and betas, or switch lamb off",
             }));
 }
 
@@ -81,6 +81,9 @@ TEST(StrategyCheckTest, PureBf16NeedsBf16) {
 TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
   EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.checkpoints = {"a"}}}), Lines{});
   EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = "60%"}}), Lines{});
+  EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = "50% of plain"}}),
+            Lines{});
+  EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.plan_only = true}}), Lines{});
   EXPECT_EQ(problems({.recompute = true}),
             Lines{"recompute has nowhere to cut the net: name tensors in "
                   "recompute_configs.checkpoints, or give recompute_configs.memory_budget and the "
@@ -91,7 +94,8 @@ TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
       (Lines{"recompute_configs.checkpoints says where to cut, "
              "recompute_configs.memory_budget asks to search for it; give one of them",
              "recompute_configs.memory_budget: 'much' is no amount of memory; write a size "
-             "like 12GiB, or a share of the machine like 60%",
+             "like 12GiB, a share of what this rank may have like 60%, or a share of what plain "
+             "training takes like \"50% of plain\"",
              "recompute_configs.checkpoints: 'a' is named twice"}));
   for (const auto* wrong : {"0", "-5%", "101%", "%", "12", "nan%"}) {
     const bool plain_bytes = std::string(wrong) == "12";
@@ -117,8 +121,45 @@ TEST(StrategyCheckTest, MergingIsSaidInOneWay) {
 TEST(StrategyCheckTest, InnerOptimizerOfLarsAndLamb) {
   EXPECT_EQ(problems({.lars = true}, {.optimizer_name = "Momentum"}), Lines{});
   EXPECT_EQ(problems({.lamb = true}, {.optimizer_name = "Adam"}), Lines{});
-  EXPECT_EQ(problems({.lamb = true}, {.optimizer_name = "AdamW"}).size(), 1u);
   EXPECT_EQ(problems({.lamb = true}, {}), Lines{}) << "not known yet is not wrong";
+}
+
+TEST(StrategyCheckTest, LambOverAdamWHasOneDecayAndSaysWhich) {
+  const auto adamw = [](double weight_decay) {
+    return CheckContext{.optimizer_name = "AdamW", .weight_decay = weight_decay};
+  };
+  EXPECT_EQ(check({.lamb = true}, adamw(0.01)),
+            Lines{"lamb takes over AdamW's weight_decay of 0.01"});
+  EXPECT_EQ(check({.lamb = true}, adamw(0.1)),
+            Lines{"lamb takes over AdamW's weight_decay of 0.1"});
+  EXPECT_EQ(check({.lamb = true}, adamw(0)), Lines{"lamb takes over AdamW's weight_decay of 0"});
+  const DistributedStrategy set{.lamb = true, .lamb_configs = {.lamb_weight_decay = 0.25f}};
+  EXPECT_EQ(check(set, adamw(0.25)), Lines{"lamb takes over AdamW's weight_decay of 0.25"});
+  EXPECT_EQ(
+      check(set, adamw(0.01)),
+      Lines{"lamb decays by lamb_weight_decay = 0.25; AdamW's default of 0.01 is not in force"});
+  EXPECT_EQ(
+      problems(set, adamw(0.1)),
+      Lines{"AdamW's weight_decay is 0.1 and lamb_configs.lamb_weight_decay is 0.25; LAMB has "
+            "one decay: set one of them"});
+  EXPECT_EQ(problems({.lars = true}, adamw(0.1)).size(), 2u)
+      << "not Momentum, and a decay of its own";
+}
+
+TEST(StrategyCheckTest, StateThatOnlyTheOptimizerCanReadStaysWithItsRank) {
+  const CheckContext torch{
+      .world_size = 2, .optimizer_name = "torch::optim::RMSprop", .has_opaque_state = true};
+  EXPECT_EQ(problems({.localsgd = true}, torch), Lines{});
+  EXPECT_EQ(problems({.localsgd = true, .localsgd_configs = {.optimizer_state = "average"}}, torch),
+            Lines{"localsgd_configs: optimizer_state = average needs the optimizer's state, which "
+                  "torch::optim::RMSprop keeps to itself; keep it local, or use an optimizer of "
+                  "Fleet's"});
+  auto elastic = torch;
+  elastic.is_elastic = true;
+  EXPECT_EQ(problems({.localsgd = true}, elastic),
+            Lines{"fleetrun --elastic gives a rank that comes back the optimizer's state, which "
+                  "torch::optim::RMSprop keeps to itself; use an optimizer of Fleet's, or leave "
+                  "--elastic out and restart from snapshots"});
 }
 
 TEST(StrategyCheckTest, LocalSgdTakesAnyOptimizerAndMostStrategies) {
@@ -166,11 +207,7 @@ TEST(StrategyCheckTest, WhatAnAverageDoesIsSaidWithoutContradiction) {
   const DistributedStrategy reset{.localsgd = true,
                                   .localsgd_configs = {.optimizer_state = "reset"}};
   EXPECT_EQ(problems(reset, {.world_size = 2, .optimizer_name = "Momentum"}), Lines{});
-  EXPECT_EQ(
-      problems(reset, {.world_size = 2, .optimizer_name = "AdamW"}),
-      Lines{"localsgd_configs: optimizer_state = reset forgets the squares that AdamW divides by, "
-            "and the updates after it would be several times too large; keep it local, or "
-            "average"});
+  EXPECT_EQ(problems(reset, {.world_size = 2, .optimizer_name = "AdamW"}), Lines{});
   EXPECT_EQ(problems({.localsgd = true, .localsgd_configs = {.outer = "adam"}}),
             Lines{"localsgd_configs.outer: 'adam' is not known: it must be average or "
                   "slow_momentum or nesterov"});

@@ -33,6 +33,7 @@ std::string around(std::string_view blocks) { return format("{}{}{}", kTitle, bl
 TEST(StrategyOverviewTest, PrintsTheGuidesRecomputeExample) {
   DistributedStrategy strategy;
   strategy.amp = true;
+  strategy.amp_configs.dtype = "fp16";  // the guide's only one
   strategy.recompute = true;
   for (const auto* block : {"2a", "2b", "2c", "3a", "3b", "3c", "3d", "4a", "4b", "4c", "4d", "4e",
                             "4f", "5a", "5b", "5c"}) {
@@ -51,6 +52,7 @@ TEST(StrategyOverviewTest, PrintsTheGuidesRecomputeExample) {
           "    |                            incr_ratio                   2.0                  |\n"
           "    |                            decr_ratio            0.800000011920929           |\n"
           "    |              use_dynamic_loss_scaling                   True                 |\n"
+          "    |                                 dtype                   fp16                 |\n"
           "    +==============================================================================+\n"
           "    |                     recompute=True <-> recompute_configs                     |\n"
           "    +------------------------------------------------------------------------------+\n"
@@ -107,6 +109,22 @@ TEST(StrategyOverviewTest, ShowsWhatIsInForce) {
   EXPECT_NE(
       text.find("|                          init_k_steps                    4                   |"),
       std::string::npos);
+}
+
+TEST(StrategyOverviewTest, ALossScaleIsShownOnlyWhereThereIsOne) {
+  DistributedStrategy strategy{.amp = true, .amp_configs = {.init_loss_scaling = 1024}};
+  EXPECT_EQ(
+      strategy.overview(),
+      around(
+          "    +==============================================================================+\n"
+          "    |                           amp=True <-> amp_configs                           |\n"
+          "    +------------------------------------------------------------------------------+\n"
+          "    |                                 dtype        bf16, without a loss scale      "
+          "|\n"));
+  strategy.amp_configs.dtype = "fp16";
+  EXPECT_NE(strategy.overview().find("init_loss_scaling                  1024.0 "),
+            std::string::npos)
+      << strategy.overview();
 }
 
 TEST(StrategyOverviewTest, SwitchesThatAreOffHaveNoBlock) {

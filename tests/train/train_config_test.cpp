@@ -3,11 +3,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
 #include "fleet/train/run_options.h"
+#include "fleet/train/strategy_check.h"
 
 namespace fleet {
 namespace {
@@ -89,6 +91,35 @@ TEST(TrainConfigTest, StrategyFlagsReachEveryConfig) {
                                                   .fuse_grad_size_in_MB = 8}));
 }
 
+// One flag for recompute and its budget; named checkpoints beside it are the conflict that `check`
+// reports.
+TEST(TrainConfigTest, MemoryBudgetSwitchesRecomputeOn) {
+  for (const std::string budget : {"12GiB", "60%", "50% of plain"}) {
+    const auto strategy = parsed({"--memory_budget", budget.c_str()}).strategy;
+    EXPECT_EQ(strategy, (DistributedStrategy{.recompute = true,
+                                             .recompute_configs = {.memory_budget = budget}}));
+    check(strategy, {});
+  }
+  const auto both = parsed({"--memory_budget=1GiB", "--recompute_configs.checkpoints=a"}).strategy;
+  try {
+    check(both, {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("give one of them"), std::string::npos)
+        << error.what();
+  }
+  const StrategyFile file(R"({"recompute_configs": {"memory_budget": "8GiB"}})");
+  EXPECT_EQ(parsed({"--strategy", file.path.c_str(), "--memory_budget", "1GiB"})
+                .strategy.recompute_configs.memory_budget,
+            "1GiB");
+}
+
+TEST(TrainConfigTest, PlanOnlyNeedsNoBudget) {
+  const auto strategy = parsed({"--plan_only"}).strategy;
+  EXPECT_TRUE(strategy.recompute && strategy.recompute_configs.plan_only);
+  check(strategy, {});
+}
+
 TEST(TrainConfigTest, FlagsWinOverTheFileWhateverTheirOrder) {
   const StrategyFile file(R"({"gradient_merge": true, "gradient_merge_configs": {"k_steps": 4},
                               "recompute_configs": {"checkpoints": ["x", "y"]}})");
@@ -137,6 +168,67 @@ TEST(TrainConfigTest, FlagsOfTheGuideThatHaveNoMeaningHereSayWhy) {
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("--download_config: Paddle's"), std::string::npos)
         << error.what();
+  }
+}
+
+std::string help_of(const ProgramHelp& program) {
+  const Words argv = argv_of({"--help"});
+  try {
+    parse_train_configs(static_cast<int>(argv.size()), argv.data(), {}, program);
+  } catch (const HelpRequested& help) {
+    return help.what();
+  }
+  return "";
+}
+
+TEST(TrainConfigTest, OnlyFlagsThatAProgramReadsAreInItsHelp) {
+  const auto flags_in = [](const std::string& help) {
+    std::set<std::string> found;
+    for (const std::string name :
+         {"lr", "momentum", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed",
+          "snapshot_dir", "save_every", "strategy", "plan_only", "amp", "lars"}) {
+      if (help.find("\n  --" + name + " ") != help.npos) found.insert(name);
+    }
+    return found;
+  };
+  using Names = std::set<std::string>;
+  EXPECT_EQ(flags_in(help_of({})), (Names{"lr", "batch_size", "epochs", "seed", "snapshot_dir",
+                                          "save_every", "strategy", "plan_only", "amp", "lars"}));
+  EXPECT_EQ(flags_in(help_of({.reads = {"lr", "beta1"}})),
+            (Names{"lr", "beta1", "strategy", "plan_only", "amp", "lars"}));
+  EXPECT_EQ(help_of({.reads = {"lr"}}).find("Snapshots ("), std::string::npos);
+}
+
+TEST(TrainConfigTest, AFlagThatAProgramDoesNotReadIsRefusedWithAReason) {
+  const auto parse = [](const Words& words, const ProgramHelp& program) {
+    const Words argv = argv_of(words);
+    return parse_train_configs(static_cast<int>(argv.size()), argv.data(), {}, program);
+  };
+  try {
+    parse({"--momentum", "0.8", "--snapshot_dir=a", "--epochs", "2"}, {.reads = {"lr"}});
+    FAIL();
+  } catch (const UsageError& error) {
+    const std::string why = "this program does not read it (ProgramHelp::reads has what it does)\n";
+    EXPECT_NE(std::string(error.what())
+                  .find("\n  - --momentum: " + why + "  - --snapshot_dir: " + why +
+                        "  - --epochs: " + why + "  fix: "),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(parse({"--momentum", "0.8"}, {.reads = {"momentum"}}).momentum, 0.8);
+}
+
+TEST(TrainConfigTest, NamesThatAProgramCannotReadAreRefused) {
+  const Words argv = argv_of({});
+  try {
+    parse_train_configs(1, argv.data(), {}, {.reads = {"lr", "momentun", "snapshot"}});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "[config] ProgramHelp::reads names what does not exist:\n"
+                 "  - 'momentun' is no field of TrainConfig (did you mean 'momentum'?)\n"
+                 "  - 'snapshot' is no field of TrainConfig (did you mean 'snapshots'?)\n"
+                 "  fix: give names of flags, or \"snapshots\"");
   }
 }
 

@@ -202,7 +202,7 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
   row("with offload, largest", offloaded);
   if (offloaded.samples == 0) {
     throw Error("plan",
-                format("not one sample fits into {}, whatever is recomputed or sent out",
+                format("not one sample fits into {}, whatever is recomputed or offloaded",
                        byte_size_text(budget)),
                 "give a larger --budget, or a shorter --seq");
   }

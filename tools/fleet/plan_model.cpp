@@ -52,11 +52,16 @@ struct Named {
 constexpr Named kModels[] = {
     {"bert-base", [](const PlanModelOptions& o) { return bert({}, o); }},
     {"bert-large", [](const PlanModelOptions& o) { return bert(apps::bert_large_options(), o); }},
-    {"resnet50", [](const PlanModelOptions& o) { return resnet(apps::Resnet50(torch::kMeta), o); }},
+    {"resnet50",
+     [](const PlanModelOptions& o) { return resnet(apps::Resnet50({.device = torch::kMeta}), o); }},
     {"resnet101",
-     [](const PlanModelOptions& o) { return resnet(apps::Resnet101(torch::kMeta), o); }},
+     [](const PlanModelOptions& o) {
+       return resnet(apps::Resnet101({.device = torch::kMeta}), o);
+     }},
     {"resnet152",
-     [](const PlanModelOptions& o) { return resnet(apps::Resnet152(torch::kMeta), o); }},
+     [](const PlanModelOptions& o) {
+       return resnet(apps::Resnet152({.device = torch::kMeta}), o);
+     }},
 };
 
 Net make(const PlanModelOptions& options) {

@@ -76,6 +76,10 @@ Environment worker_environment(const Cluster& cluster, const Options& options,
   }
   if (std::getenv("OMP_NUM_THREADS") == nullptr)
     environment.emplace_back("OMP_NUM_THREADS", text(threads_per_rank(local_size)));
+  if (!is_wait_policy_chosen()) {
+    environment.emplace_back("OMP_WAIT_POLICY", "passive");
+    environment.emplace_back("GOMP_SPINCOUNT", kSpinCount);
+  }
   if (options.peer_timeout_s > 0)
     environment.emplace_back("FLEET_TIMEOUT_S", to_text(options.peer_timeout_s));
   const bool on_terminal = local_rank == 0 && ::isatty(STDOUT_FILENO) == 1;

@@ -37,6 +37,9 @@ void check(const Options& options, bool by_number) {
       options.nproc_per_node != static_cast<int>(options.gpus.size()))
     problems.push_back(format("--nproc_per_node {} and --gpus {} do not agree: a rank has one GPU",
                               options.nproc_per_node, to_text(options.gpus)));
+  for (const auto& gpu : options.gpus)
+    if (gpu.empty() || gpu.find_first_not_of("0123456789") != std::string::npos)
+      problems.push_back(format("--gpus takes numbers, not '{}': for example 0,1", gpu));
   for (const auto& [flag, list] : {std::pair{"gpus", &options.gpus}, {"ips", &options.ips}})
     if (std::set<std::string>(list->begin(), list->end()).size() != list->size())
       problems.push_back(format("--{} names one twice: '{}'", flag, to_text(*list)));

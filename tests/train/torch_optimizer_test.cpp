@@ -1,0 +1,544 @@
+// Optimizers of LibTorch, and one of a user's own, inside DistributedOptimizer.
+#include "fleet/optim/torch_optimizer.h"
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim.h>
+#include <torch/serialize/archive.h>
+
+#include "fleet/train/snapshots.h"
+
+#include "tests/data/temporary_folder.h"
+#include "tests/support/says.h"
+#include "tests/train/small_training.h"
+
+namespace fleet {
+namespace {
+
+using namespace testing;  // NOLINT
+using torch::optim::OptimizerParamGroup;
+using TorchOptim = std::shared_ptr<torch::optim::Optimizer>;
+using MakeTorch = std::function<TorchOptim(std::vector<OptimizerParamGroup>)>;
+
+const auto kAlone = [] { return std::make_shared<comm::Communicator>(); };
+
+/// A user's own: p -= lr * sign(g). It notes what it saw.
+struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
+  SignOptions(double lr = 0.01) : rate(lr) {}  // NOLINT(google-explicit-constructor)
+  double get_lr() const override { return rate; }
+  void set_lr(const double lr) override { rate = lr; }
+  double rate;
+};
+
+class Sign : public torch::optim::Optimizer {
+ public:
+  explicit Sign(const std::vector<OptimizerParamGroup>& groups, SignOptions options = {})
+      : Optimizer(groups, std::make_unique<SignOptions>(options)) {}
+
+  torch::Tensor step(LossClosure closure = nullptr) override {
+    EXPECT_EQ(closure, nullptr);
+    const torch::NoGradGuard no_grad;
+    seen.clear();
+    for (auto& group : param_groups()) {
+      for (auto& p : group.params()) {
+        seen.push_back(p.grad().defined() ? p.grad().clone() : torch::Tensor());
+        if (p.grad().defined()) p.sub_(p.grad().sign(), group.options().get_lr());
+      }
+    }
+    ++steps;
+    return {};
+  }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    archive.write("steps", torch::IValue(steps));
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    torch::IValue value;
+    archive.read("steps", value);
+    steps = value.toInt();
+  }
+
+  int64_t steps = 0;
+  std::vector<torch::Tensor> seen;
+};
+
+/// The same without `save` and `load`.
+class Forgetful : public Sign {
+ public:
+  using Sign::Sign;
+  void save(torch::serialize::OutputArchive&) const override {}
+};
+
+struct Kind {
+  std::string name;
+  MakeTorch make;
+};
+
+std::vector<Kind> kinds() {
+  namespace to = torch::optim;
+  return {
+      {"SGD",
+       [](const auto& groups) {
+         return std::make_shared<to::SGD>(groups, to::SGDOptions(0.05).momentum(0.9));
+       }},
+      {"RMSprop",
+       [](const auto& groups) {
+         return std::make_shared<to::RMSprop>(
+             groups, to::RMSpropOptions(0.01).momentum(0.5).centered(true).weight_decay(0.01));
+       }},
+      {"Adagrad",
+       [](const auto& groups) {
+         return std::make_shared<to::Adagrad>(groups, to::AdagradOptions(0.05).lr_decay(0.1));
+       }},
+      {"Adam",
+       [](const auto& groups) {
+         return std::make_shared<to::Adam>(groups, to::AdamOptions(0.01).amsgrad(true).eps(1e-4));
+       }},
+      {"AdamW",
+       [](const auto& groups) {
+         return std::make_shared<to::AdamW>(groups, to::AdamWOptions(0.01).eps(1e-4));
+       }},
+  };
+}
+
+std::vector<Kind> kinds_and_own() {
+  auto all = kinds();
+  all.push_back({"Sign", [](const auto& groups) { return std::make_shared<Sign>(groups); }});
+  return all;
+}
+
+MakeTorch make_kind(const std::string& name) {
+  for (auto& kind : kinds_and_own()) {
+    if (kind.name == name) return kind.make;
+  }
+  return {};
+}
+
+constexpr int64_t kSteps = 6;
+
+// A plain training loop, as a user of LibTorch writes it.
+Tensors plain(const MakeTorch& make, double max_grad_norm = 0) {
+  auto net = small_net();
+  const auto optimizer = make({net->parameters()});
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer->zero_grad();
+    mean_loss(net, small_batch(12, step)).backward();
+    if (max_grad_norm > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), max_grad_norm);
+    optimizer->step();
+  }
+  return copies(net->parameters());
+}
+
+Tensors distributed(int ranks, const MakeTorch& make, const DistributedStrategy& strategy = {},
+                    double max_grad_norm = 0) {
+  Tensors result;
+  run_ranks(ranks, [&](const Comm& comm) {
+    auto net = small_net();
+    auto wrapped = std::make_unique<optim::TorchOptimizer>(
+        net, make({net->parameters()}),
+        optim::TorchOptimizerOptions{.max_grad_norm = max_grad_norm});
+    DistributedOptimizer optimizer(std::move(wrapped), strategy, comm);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const auto batch = small_batch(12, step);
+      const int64_t begin = 12 * comm->rank() / comm->size();
+      const int64_t end = 12 * (comm->rank() + 1) / comm->size();
+      const auto report = optimizer.minimize(
+          batch.slice(begin, end), [&](const Batch& part) { return mean_loss(net, part); });
+      EXPECT_TRUE(report.updated);
+      EXPECT_EQ(report.update, step + 1);
+    }
+    for (const auto& parameter : net->parameters()) {
+      EXPECT_TRUE(same_everywhere(comm, parameter));
+    }
+    if (comm->rank() == 0) result = copies(net->parameters());
+  });
+  return result;
+}
+
+TEST(TorchOptimizerTest, TrainsAsAPlainLoopDoesBitForBit) {
+  for (const auto& [name, make] : kinds_and_own()) {
+    SCOPED_TRACE(name);
+    expect_equal(distributed(1, make), plain(make));
+  }
+}
+
+TEST(TorchOptimizerTest, MicroBatchesAndRanksGiveTheSameToRounding) {
+  const DistributedStrategy merged{.gradient_merge = true,
+                                   .gradient_merge_configs = {.k_steps = 3}};
+  for (const auto& [name, make] : kinds()) {
+    SCOPED_TRACE(name);
+    const auto expected = plain(make);
+    expect_close(distributed(1, make, merged), expected);
+    expect_close(distributed(2, make), expected);
+    expect_close(distributed(2, make, merged), expected);
+  }
+}
+
+TEST(TorchOptimizerTest, ClipsAsTorchDoes) {
+  const auto make = make_kind("RMSprop");
+  expect_close(distributed(1, make, {}, 0.1), plain(make, 0.1));
+  expect_close(distributed(2, make, {}, 0.1), plain(make, 0.1));
+}
+
+// With a loss scale and in micro-batches, and also in `grad()` after the update.
+TEST(TorchOptimizerTest, SeesTheMeanGradientUnscaled) {
+  DistributedStrategy strategy{.amp = true, .gradient_merge = true};
+  strategy.amp_configs = {.init_loss_scaling = 1024, .dtype = "fp16"};
+  strategy.gradient_merge_configs.k_steps = 2;
+  auto net = small_net(), other = small_net();
+  const auto sign = std::make_shared<Sign>(std::vector<OptimizerParamGroup>{net->parameters()});
+  DistributedOptimizer optimizer(std::make_unique<optim::TorchOptimizer>(net, sign), strategy,
+                                 kAlone());
+  const auto batch = small_batch(12, 0);
+  mean_loss(other, batch).backward();
+  const auto report =
+      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+  ASSERT_TRUE(report.updated);
+  EXPECT_EQ(report.loss_scale, 1024);
+  ASSERT_EQ(sign->seen.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(torch::allclose(sign->seen[i], other->parameters()[i].grad(), 0.02, 1e-3)) << i;
+    EXPECT_TRUE(torch::equal(sign->seen[i], net->parameters()[i].grad()));
+  }
+}
+
+/// A branch that takes part on request.
+struct BranchedImpl : torch::nn::Module {
+  BranchedImpl() {
+    torch::manual_seed(3);
+    trunk = register_module("trunk", torch::nn::Linear(6, 3));
+    branch = register_module("branch", torch::nn::Linear(6, 3));
+  }
+  torch::Tensor loss(const Batch& batch, bool with_branch) {
+    auto out = trunk(batch.data);
+    if (with_branch) out = out + branch(batch.data);
+    return torch::nn::functional::cross_entropy(out, batch.target);
+  }
+  torch::nn::Linear trunk{nullptr}, branch{nullptr};
+};
+TORCH_MODULE(Branched);
+
+bool has_branch(int64_t step) { return step == 1 || step >= 4; }
+
+TEST(TorchOptimizerTest, LeavesParametersWithoutAGradientAlone) {
+  for (const auto& [name, make] : kinds_and_own()) {
+    SCOPED_TRACE(name);
+    Branched net, other;
+    const auto plain_optimizer = make({other->parameters()});
+    const auto inner = make({net->parameters()});
+    DistributedOptimizer optimizer(std::make_unique<optim::TorchOptimizer>(net, inner),
+                                   {.find_unused_parameters = true}, kAlone());
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const auto batch = small_batch(8, step);
+      plain_optimizer->zero_grad();
+      other->loss(batch, has_branch(step)).backward();
+      plain_optimizer->step();
+      optimizer.minimize(batch, [&](const Batch& b) { return net->loss(b, has_branch(step)); });
+      if (const auto* sign = dynamic_cast<Sign*>(inner.get())) {
+        EXPECT_EQ(sign->seen.back().defined(), has_branch(step));
+      }
+      EXPECT_TRUE(net->branch->bias.grad().defined());
+      expect_equal(copies(net->parameters()), copies(other->parameters()));
+    }
+  }
+}
+
+TEST(TorchOptimizerTest, UpdatesTheMastersOfBf16Parameters) {
+  DistributedStrategy strategy{.amp = true};
+  strategy.amp_configs.use_pure_bf16 = true;
+  const auto train = [&](bool by_torch) {
+    auto net = small_net();
+    std::unique_ptr<optim::Optimizer> made;
+    if (by_torch) {
+      const torch::optim::SGDOptions options = torch::optim::SGDOptions(0.01).momentum(0.9);
+      made = std::make_unique<optim::TorchOptimizer>(net,
+                                                     torch::optim::SGD(net->parameters(), options));
+    } else {
+      made = std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01});
+    }
+    DistributedOptimizer optimizer(std::move(made), strategy, kAlone());
+    for (int64_t step = 0; step < kSteps; ++step) {
+      optimizer.minimize(small_batch(12, step),
+                         [&](const Batch& part) { return mean_loss(net, part); });
+    }
+    Tensors values;
+    for (const auto& span : optimizer.arena().spans()) {
+      values.push_back(span.value.clone());
+      EXPECT_TRUE(torch::equal(span.parameter, span.value.to(span.parameter.scalar_type())));
+    }
+    return values;
+  };
+  expect_close(train(true), train(false), 1e-5, 1e-5);
+}
+
+TEST(TorchOptimizerTest, InPlaceWritesToBf16ParametersReachTheirMasters) {
+  DistributedStrategy strategy{.amp = true};
+  strategy.amp_configs.use_pure_bf16 = true;
+  auto net = small_net();
+  auto optimizer =
+      distributed_optimizer(net, torch::optim::RMSprop(net->parameters(), 1e-6), strategy);
+  auto weight = net->parameters()[0];
+  {
+    const torch::NoGradGuard no_grad;
+    weight.fill_(1);
+  }
+  optimizer.minimize(small_batch(8, 0), [&](const Batch& part) { return mean_loss(net, part); });
+  EXPECT_TRUE(torch::allclose(weight.to(torch::kFloat), torch::ones_like(weight, torch::kFloat)));
+  EXPECT_TRUE(
+      torch::allclose(optimizer.arena().spans()[0].value, torch::ones(weight.sizes()), 1e-4, 1e-4));
+}
+
+TEST(TorchOptimizerTest, SchedulersOfTorchWorkOnTheObjectThatWasPassed) {
+  auto net = small_net(), other = small_net();
+  const torch::optim::RMSpropOptions options(0.1);
+  torch::optim::RMSprop rmsprop(net->parameters(), options), alone(other->parameters(), options);
+  torch::optim::StepLR scheduler(rmsprop, 2, 0.5), alone_scheduler(alone, 2, 0.5);
+  auto optimizer = distributed_optimizer(net, rmsprop);
+  EXPECT_EQ(optimizer.lr(), 0.1);
+  std::vector<double> rates, expected;
+  for (int64_t step = 0; step < 6; ++step) {
+    const auto report = optimizer.minimize(small_batch(8, step),
+                                           [&](const Batch& part) { return mean_loss(net, part); });
+    rates.push_back(report.lr);
+    scheduler.step();
+    expected.push_back(alone.param_groups()[0].options().get_lr());
+    alone_scheduler.step();
+  }
+  EXPECT_EQ(rates, expected);
+  EXPECT_EQ(rates.back(), 0.025);
+  EXPECT_EQ(optimizer.lr(), rmsprop.param_groups()[0].options().get_lr());
+}
+
+TEST(TorchOptimizerTest, IsTakenByValueByReferenceAndInPointers) {
+  using torch::optim::Adagrad;
+  auto net = small_net();
+  const auto shared = std::make_shared<Adagrad>(net->parameters());
+  EXPECT_EQ(distributed_optimizer(net, shared).optimizer().name(), "torch::optim::Adagrad");
+  EXPECT_EQ(shared.use_count(), 1);
+  auto moved = distributed_optimizer(net, Adagrad(net->parameters(), 0.5));
+  EXPECT_EQ(moved.lr(), 0.5);
+  auto unique = distributed_optimizer(net, std::make_unique<Adagrad>(net->parameters(), 0.25));
+  EXPECT_EQ(unique.lr(), 0.25);
+  auto clipped = distributed_optimizer(
+      optim::TorchOptimizer(net, Adagrad(net->parameters()), {.max_grad_norm = 1}));
+  EXPECT_EQ(clipped.optimizer().max_grad_norm(), 1);
+}
+
+TEST(TorchOptimizerTest, RatesOfAllGroupsMoveInProportion) {
+  auto net = small_net();
+  const auto parameters = net->parameters();
+  const auto group = [&](size_t first, size_t last, double lr) {
+    return OptimizerParamGroup({parameters.begin() + long(first), parameters.begin() + long(last)},
+                               std::make_unique<torch::optim::RMSpropOptions>(lr));
+  };
+  torch::optim::RMSprop rmsprop(std::vector<OptimizerParamGroup>{group(0, 2, 0.5), group(2, 4, 2)});
+  const auto rates = [&] {
+    return std::pair(rmsprop.param_groups()[0].options().get_lr(),
+                     rmsprop.param_groups()[1].options().get_lr());
+  };
+  auto optimizer = distributed_optimizer(net, rmsprop);
+  const auto train = [&] {
+    optimizer.minimize(small_batch(8, 0), [&](const Batch& part) { return mean_loss(net, part); });
+  };
+  optimizer.set_lr(0.25);
+  EXPECT_EQ(rates(), std::pair(0.25, 1.0));
+  optimizer.set_lr(0);  // a ratio that is not lost
+  EXPECT_EQ(rates(), std::pair(0.0, 0.0));
+  optimizer.set_schedule(optim::constant(0.125));
+  train();
+  EXPECT_EQ(rates(), std::pair(0.125, 0.5));
+  rmsprop.param_groups()[1].options().set_lr(0.25);  // a scheduler of torch, say
+  optimizer.set_lr(1);
+  EXPECT_EQ(rates(), std::pair(1.0, 2.0));
+}
+
+TEST(TorchOptimizerTest, LocalSgdAveragesParametersAndLeavesTheStateLocal) {
+  const DistributedStrategy strategy{.localsgd = true, .localsgd_configs = {.k_steps = 3}};
+  const auto train = [&](bool by_torch) {
+    Tensors result;
+    run_ranks(2, [&](const Comm& comm) {
+      auto net = small_net();
+      std::unique_ptr<optim::Optimizer> made =
+          std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.05});
+      if (by_torch) {
+        made = std::make_unique<optim::TorchOptimizer>(net, make_kind("SGD")({net->parameters()}));
+      }
+      DistributedOptimizer optimizer(std::move(made), strategy, comm);
+      for (int64_t step = 0; step < 7; ++step) {
+        optimizer.minimize(small_batch(8, step * 2 + comm->rank()),
+                           [&](const Batch& part) { return mean_loss(net, part); });
+      }
+      EXPECT_FALSE(same_everywhere(comm, net->parameters()[0]));
+      optimizer.end_epoch();
+      EXPECT_TRUE(same_everywhere(comm, net->parameters()[0]));
+      if (comm->rank() == 0) result = copies(net->parameters());
+    });
+    return result;
+  };
+  expect_close(train(true), train(false), 1e-5, 1e-6);
+}
+
+class TorchSnapshotTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kBefore = 3;
+
+  // Steps [begin, end) of a training whose branch pauses; resumes from `folder` where begin > 0.
+  static void train(const Comm& comm, const MakeTorch& make, const DistributedStrategy& strategy,
+                    int64_t begin, int64_t end, const std::filesystem::path& folder,
+                    std::vector<Tensors>& results) {
+    std::unique_lock lock(seed_);
+    Branched net;
+    lock.unlock();
+    const auto parameters = net->parameters();
+    const auto inner = make({OptimizerParamGroup({parameters[0], parameters[1]}),
+                             OptimizerParamGroup({parameters[2], parameters[3]})});
+    DistributedOptimizer optimizer(std::make_unique<optim::TorchOptimizer>(net, inner), strategy,
+                                   comm);
+    if (begin > 0) {
+      EXPECT_EQ(load_snapshot(folder, optimizer), begin);
+    }
+    for (int64_t step = begin; step < end; ++step) {
+      if (step == 2) optimizer.set_lr(optimizer.lr() / 2);
+      optimizer.minimize(small_batch(8, step * comm->size() + comm->rank()),
+                         [&](const Batch& b) { return net->loss(b, has_branch(step)); });
+      if (begin == 0 && step + 1 == kBefore) save_snapshot(folder, optimizer);
+    }
+    EXPECT_GT(optimizer.lr(), 0);
+    auto own = copies(net->parameters());
+    own.push_back(torch::tensor(optimizer.lr(), torch::kDouble));
+    if (const auto* sign = dynamic_cast<Sign*>(inner.get())) {
+      own.push_back(torch::tensor(sign->steps));
+    }
+    results[static_cast<size_t>(comm->rank())] = own;
+    optimizer.sync();
+  }
+
+  static void expect_resumes(int ranks, const MakeTorch& make, DistributedStrategy strategy) {
+    strategy.find_unused_parameters = true;
+    const TemporaryFolder folder;
+    std::vector<Tensors> whole(static_cast<size_t>(ranks)), resumed(whole.size());
+    run_ranks(ranks,
+              [&](const Comm& comm) { train(comm, make, strategy, 0, 8, folder.path(), whole); });
+    run_ranks(ranks, [&](const Comm& comm) {
+      train(comm, make, strategy, kBefore, 8, folder.path(), resumed);
+    });
+    for (size_t i = 0; i < whole.size(); ++i) expect_equal(resumed[i], whole[i]);
+  }
+
+  static inline std::mutex seed_;
+};
+
+TEST_F(TorchSnapshotTest, ResumesBitForBit) {
+  DistributedStrategy bf16{.amp = true};
+  bf16.amp_configs.use_pure_bf16 = true;
+  const DistributedStrategy local{.localsgd = true, .localsgd_configs = {.k_steps = 2}};
+  for (const auto& [name, make] : kinds_and_own()) {
+    SCOPED_TRACE(name);
+    expect_resumes(1, make, {});
+    expect_resumes(2, make, {});
+    expect_resumes(1, make, bf16);
+    expect_resumes(2, make, local);  // in the middle of a window, ranks differ
+  }
+}
+
+TEST_F(TorchSnapshotTest, ASchedulerOfTorchIsBroughtUpToTheUpdatesDone) {
+  const TemporaryFolder folder;
+  const auto train = [&](bool resumes, std::vector<double>& rates) {
+    auto net = small_net();
+    torch::optim::RMSprop rmsprop(net->parameters(), torch::optim::RMSpropOptions(0.1));
+    auto optimizer = distributed_optimizer(net, rmsprop);
+    torch::optim::StepLR scheduler(rmsprop, 2, 0.5);
+    if (resumes) {
+      load_snapshot(folder.path(), optimizer);
+      const double lr = optimizer.lr();
+      for (int64_t update = 0; update < optimizer.updates(); ++update) scheduler.step();
+      optimizer.set_lr(lr);
+    }
+    for (int64_t step = optimizer.updates(); step < 7; ++step) {
+      rates.push_back(optimizer
+                          .minimize(small_batch(8, step),
+                                    [&](const Batch& part) { return mean_loss(net, part); })
+                          .lr);
+      scheduler.step();
+      if (!resumes && step + 1 == kBefore) save_snapshot(folder.path(), optimizer);
+    }
+  };
+  std::vector<double> whole, resumed;
+  train(false, whole);
+  train(true, resumed);
+  EXPECT_EQ(resumed, std::vector<double>(whole.begin() + kBefore, whole.end()));
+}
+
+TEST_F(TorchSnapshotTest, OfAnotherOptimizerIsRefused) {
+  const TemporaryFolder folder;
+  auto net = small_net();
+  {
+    auto optimizer = distributed_optimizer(net, torch::optim::RMSprop(net->parameters()));
+    save_snapshot(folder.path(), optimizer);
+  }
+  const auto refused = [&](DistributedOptimizer optimizer) {
+    return error_of([&] { load_snapshot(folder.path(), optimizer); });
+  };
+  EXPECT_TRUE(says(refused(distributed_optimizer(net, torch::optim::Adagrad(net->parameters()))),
+                   "was written with torch::optim::RMSprop, and this training has "
+                   "torch::optim::Adagrad"));
+  EXPECT_TRUE(says(refused(distributed_optimizer(optim::SGD(net))),
+                   "was written with torch::optim::RMSprop, and this training has SGD"));
+}
+
+TEST_F(TorchSnapshotTest, AnOptimizerThatSavesNothingIsRefusedBeforeTheFirstUpdate) {
+  const TemporaryFolder folder;
+  auto net = small_net();
+  auto optimizer =
+      distributed_optimizer(net, Forgetful(std::vector<OptimizerParamGroup>{net->parameters()}));
+  EXPECT_TRUE(says(
+      error_of([&] { Snapshots snapshots(optimizer, {.snapshot_dir = folder.path().string()}); }),
+      "Forgetful::save() writes nothing, so that a snapshot would lose its state",
+      "override save() and load()"));
+}
+
+TEST(TorchOptimizerTest, WhatCannotWorkIsRefusedInASentence) {
+  auto net = small_net(), other = small_net();
+  const auto refused = [&](const TorchOptim& inner, const DistributedStrategy& strategy = {}) {
+    return error_of([&] {
+      DistributedOptimizer(std::make_unique<optim::TorchOptimizer>(net, inner), strategy, kAlone());
+    });
+  };
+  EXPECT_TRUE(says(refused(std::make_shared<torch::optim::LBFGS>(net->parameters())),
+                   "torch::optim::LBFGS evaluates its closure many times per step"));
+  const auto rmsprop = std::make_shared<torch::optim::RMSprop>(net->parameters());
+  EXPECT_TRUE(says(refused(rmsprop, {.lars = true}),
+                   "lars is built on Momentum, but the optimizer is torch::optim::RMSprop"));
+  EXPECT_TRUE(says(refused(rmsprop, {.lamb = true}),
+                   "lamb is built on Adam or AdamW, but the optimizer is torch::optim::RMSprop"));
+  EXPECT_TRUE(says(refused(std::make_shared<torch::optim::RMSprop>(other->parameters())),
+                   "tensor 0 of parameter group 0 of torch::optim::RMSprop is no parameter of the "
+                   "model"));
+  EXPECT_TRUE(says(refused(nullptr), "the torch optimizer is a null pointer"));
+  EXPECT_TRUE(says(refused(std::make_shared<torch::optim::SGD>(std::vector<OptimizerParamGroup>{},
+                                                               torch::optim::SGDOptions(0.1))),
+                   "torch::optim::SGD has no parameter group"));
+}
+
+/// Puts new tensors where the parameters were.
+class Replacing : public Sign {
+ public:
+  using Sign::Sign;
+  torch::Tensor step(LossClosure = nullptr) override {
+    for (auto& p : param_groups()[0].params()) p.set_data(p.detach() - p.grad());
+    return {};
+  }
+};
+
+TEST(TorchOptimizerTest, AnOptimizerThatReplacesParametersIsNamed) {
+  auto net = small_net();
+  auto optimizer =
+      distributed_optimizer(net, Replacing(std::vector<OptimizerParamGroup>{net->parameters()}));
+  EXPECT_TRUE(says(error_of([&] {
+                     optimizer.minimize(small_batch(8, 0),
+                                        [&](const Batch& part) { return mean_loss(net, part); });
+                   }),
+                   "Replacing replaced the data of '0.weight' instead of writing to it",
+                   "update in place"));
+}
+
+}  // namespace
+}  // namespace fleet
