@@ -178,11 +178,18 @@ struct DistributedOptimizer::State {
     parallel->sit_out();
   }
 
+  // Forgets what the accumulation window has gathered.
+  void drop_window() {
+    merge.close();
+    normalizer->drop();
+    arena->forget_window();
+    is_gathering = false;
+    forward.reset();
+  }
+
   // torch's zero_grad() on the model drops the window, as long as nothing has been sent.
   void take_cleared() {
-    if (!merge.is_open() || is_armed || arena->take_cleared()) return;
-    merge.close();
-    arena->forget_window();
+    if (merge.is_open() && !is_armed && !arena->take_cleared()) drop_window();
   }
 
   void check_not_armed() const {
@@ -257,12 +264,8 @@ struct DistributedOptimizer::State {
 
   // The graph of a backward that failed, and what it holds.
   void drop_failed_call() noexcept {
-    merge.close();
-    normalizer->drop();
-    arena->forget_window();
+    drop_window();
     is_armed = false;
-    is_gathering = false;
-    forward.reset();
     try {
       compat::flush_failed_backward();
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory for that either
@@ -503,7 +506,7 @@ std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
   auto& s = *state_;
   std::optional<UpdateReport> last;
   s.take_cleared();
-  if (s.merge.options().drop_last && !s.is_armed) s.merge.close();
+  if (s.merge.options().drop_last && s.merge.is_open() && !s.is_armed) s.drop_window();
   if (s.merge.is_open()) {
     // No call of `minimize`: its samples have been counted.
     last = report_of_call([&](UpdateReport& report) { update_with_what_is_there(report); });
@@ -644,11 +647,7 @@ void DistributedOptimizer::update_with_what_is_there(UpdateReport& report) {
 void DistributedOptimizer::zero_grad() {
   auto& s = *state_;
   s.check_not_armed();
-  s.merge.close();
-  s.is_gathering = false;
-  s.forward.reset();
-  s.normalizer->drop();
-  s.arena->forget_window();
+  s.drop_window();
 }
 
 // One micro-batch: gradients land in the arena; the last one of a window sends them while backward
@@ -701,6 +700,7 @@ void DistributedOptimizer::update(UpdateReport& report) {
   if (!s.is_local()) check_all_present(*s.comm, "before local SGD began (begin_step)");
   s.merge.close();
   s.is_armed = false;
+  s.is_gathering = false;  // by a forward() whose loss no backward got
   s.say_kept_apart();
   ++s.attempts;
   report.exposed_communication_s = s.parallel->exposed_seconds();

@@ -210,6 +210,24 @@ TEST(EagerTest, ZeroGradInsideAClosureClearsNothing) {
   expect_equal(trained(true), trained(false));
 }
 
+// A forward whose loss no backward gets leaves nothing behind for the updates after it.
+TEST(EagerTest, AForwardWithoutABackwardIsForgotten) {
+  const auto trained = [](bool abandons) {
+    auto net = small_net();
+    DistributedOptimizer optimizer(small_optimizer("Momentum", net, 0.1), {},
+                                   std::make_shared<comm::Communicator>());
+    if (abandons) {
+      const auto scope = optimizer.forward();
+      mean_loss(net, small_batch(5, 9));
+    }
+    optimizer.minimize([&] { return mean_loss(net, small_batch(5, 0)); });
+    optimizer.backward(mean_loss(net, small_batch(5, 1)));
+    EXPECT_TRUE(optimizer.step().updated);
+    return copies(net->parameters());
+  };
+  expect_equal(trained(true), trained(false));
+}
+
 TEST(EagerTest, MistakesAreNamed) {
   auto net = small_net();
   const auto batch = small_batch(4, 0);
