@@ -33,9 +33,11 @@ for control in "${controls[@]}"; do
     status=1
     continue
   fi
-  object="fleet/CMakeFiles/fleet.dir/${source#fleet/}.o"
+  # By the command of a source that stands alone: the others are compiled several at a time (FLEET_UNITY).
+  alone=fleet/parallel/local_sgd.cpp
+  object="fleet/CMakeFiles/fleet.dir/${alone#fleet/}.o"
   compile=$(ninja -C "$build" -t commands "$object" | tail -1)
-  compile=${compile//$PWD\/$source/$dir/changed.cpp}
+  compile=${compile//$PWD\/$alone/$dir/changed.cpp}
   compile=${compile//$object/$dir/changed.o}
   (cd "$build" && eval "$compile" && eval "${link//bin\/test_memory/$dir/test_memory $dir/changed.o}") >"$dir/log" 2>&1 ||
     { cat "$dir/log" >&2; echo "$name: does not build" >&2; exit 1; }
