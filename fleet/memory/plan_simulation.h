@@ -40,7 +40,7 @@ class PlanSimulation {
   /// Saved by ops before this one, each block once.
   int64_t saved_before(int op) const { return saved_[static_cast<size_t>(op)]; }
   /// No cut comes before this op: it would part a value from an op that changes it in place, and
-  /// neither could be made again; or the op is inside of `fleet::recompute`.
+  /// neither could be recomputed; or the op is inside of `fleet::recompute`.
   bool is_tied(int op) const {
     return tied_.contains(op) || profile_.ops[static_cast<size_t>(op)].is_inside_recompute;
   }

@@ -48,7 +48,7 @@ class Region : public std::enable_shared_from_this<Region> {
   /// While the tape records into it, `records` of the open segment are where its ops are found;
   /// null once `drop` or `hand_over` has been called.
   void set_open_records(const OpRecords* records);
-  /// Its forward ended with an error before it was closed: what was given up is gone.
+  /// Its forward ended with an error before it was closed: what was evicted is gone.
   void abandon();
 
   /// Gives up the values added to it, where the ops can make them again, and keeps of `records`,

@@ -38,7 +38,7 @@ Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler, const Offload
 Tape::~Tape() {
   try {
     end();
-  } catch (...) {  // whoever asks for what was given up hears of it
+  } catch (...) {  // whoever asks for what was evicted gets the error
     for (const auto& region : regions_) region->abandon();
   }
 }

@@ -57,7 +57,7 @@ class LossNormalizer {
   /// Before the first forward of an update. `totals`: the weights of the terms over all of this
   /// rank's micro-batches, if the batch tells them. `is_local`: no other rank takes part.
   void open(std::vector<double> totals, bool is_local);
-  /// A call failed and may be made again: forgets its losses, but not what ranks have agreed on.
+  /// A call failed and may be retried: forgets its losses, but not what ranks have agreed on.
   void drop();
 
   /// After a forward. `count`: micro-batches that the window will have.

@@ -85,8 +85,8 @@ class Closures : public ::testing::Test {
     for (const auto treatment : {Treatment::kKeep, Treatment::kDrop, Treatment::kDropAtOnce}) {
       for (const bool alone : {false, true}) {
         for (const bool away : {false, true}) {
-          SCOPED_TRACE(format("treatment {}, one by one {}, offload {}",
-                              static_cast<int>(treatment), alone, away));
+          SCOPED_TRACE(format("treatment {}, selective {}, offload {}", static_cast<int>(treatment),
+                              alone, away));
           AtMarks policy(treatment, alone);
           expect_equal(gradients(loss, leaves, &policy, away ? &offload_ : nullptr), plain);
         }
