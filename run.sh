@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Sets up, builds, and trains with a batch that two small ranks could not hold: 8,192 images per update, by gradient merge,
 # LARS and a memory budget. `./run.sh --plain` trains with batches of 64 instead. Further arguments go to the program.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Sets up, builds everything and runs every test. Arguments go to ctest: ./test.sh -R Arena
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BERT's pretraining: masked words and next sentences, from token files (fleet tokenize) or without
 // any data. docs/applications/bert.md has a run from raw text.
 //

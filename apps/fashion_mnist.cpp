@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // The quick start: a small convolution net learns to tell ten kinds of clothing apart.
 //
 //   fleetrun --nproc_per_node 2 build/bin/fashion_mnist
 //   build/bin/fashion_mnist --epochs 1 --lr 0.05
 //   build/bin/fashion_mnist --snapshot_dir runs/first   # goes on there when it is started again
 
-#include <fleet/core/format.h>
+#include <fleet/core/text/format.h>
 #include <fleet/fleet.h>
 
 #include <torch/nn.h>
@@ -40,7 +41,7 @@ fleet::optim::Schedule schedule(int64_t updates, double peak, bool lars) {
   return fleet::optim::warmup(up, fleet::optim::cosine({.lr = peak, .updates = updates - up}));
 }
 
-// The share of test images that are named rightly, over all ranks: each looks at its part.
+// Accuracy on the test images, over all ranks: each tests its shard.
 double test_accuracy(nn::Sequential& net, fleet::DataLoader<>& test,
                      const fleet::DistributedOptimizer& optimizer) {
   const torch::NoGradGuard no_grad;
@@ -82,10 +83,10 @@ int body(int argc, char** argv) {
   for (int64_t epoch = snapshots.epoch(), step = optimizer.attempts(); epoch < config.epochs;
        ++epoch) {
     fleet::Progress progress(fleet::format("epoch {}/{}", epoch + 1, config.epochs),
-                             train.dataset().size(), {.speaks = fleet::is_first_worker()});
+                             train.dataset().size(), {.enabled = fleet::is_first_worker()});
     for (const auto& batch : train.epoch(epoch)) {
-      const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
-        return nn::functional::cross_entropy(net->forward(part.data), part.target);
+      const auto report = optimizer.minimize(batch, [&](const fleet::Batch& micro_batch) {
+        return nn::functional::cross_entropy(net->forward(micro_batch.data), micro_batch.target);
       });
       snapshots.after_update();
       progress.advance(batch.size() * ranks, fleet::format("loss {:.3f}", report.loss));

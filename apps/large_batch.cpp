@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 // One cell of the large-batch table: a small net on Fashion-MNIST, a fixed number of epochs, one
 // batch size, one update rule. scripts/large_batch.py runs them all.
 //
 //   build/bin/large_batch --rule lars --batch_size 8192 --lr 0.4
 //   build/bin/large_batch --rule momentum --batch_size 256 --lr 0.1 --results results.jsonl
 
-#include <fleet/core/format.h>
+#include <fleet/core/text/format.h>
 #include <fleet/fleet.h>
+#include <fleet/io/output_check.h>
 
 #include <cmath>
 #include <fstream>
@@ -148,6 +150,14 @@ struct Result {
   bool diverged = false;
 };
 
+// Lines are added to those of other runs.
+void check_results(const std::string& file) {
+  fleet::check_output_file({file, "--results", "app"});
+  if (!std::ofstream(file, std::ios::app)) {
+    throw fleet::UsageError("app", fleet::format("--results: cannot write to {}", file));
+  }
+}
+
 void write_result(const Options& own, const fleet::TrainConfig& config, int64_t batch,
                   int64_t updates, double seconds, const Result& result) {
   const auto line = fleet::format(
@@ -171,6 +181,7 @@ int body(int argc, char** argv) {
        .examples = {"large_batch --rule lars --batch_size 8192 --lr 0.4",
                     "large_batch --rule momentum --batch_size 256 --lr 0.1 --results out.jsonl"},
        .reads = {"lr", "momentum", "beta1", "beta2", "epsilon", "batch_size", "epochs", "seed"}});
+  if (!own.results.empty()) check_results(own.results);
   fleet::init();
   const auto images = fleet::load_fashion_mnist(own.data_dir, fleet::Phase::kTrain);
   const int64_t kept = images->size() - kHeldOut;
@@ -202,6 +213,8 @@ int body(int argc, char** argv) {
     renew_statistics(net, part_of(*images, 0, kForStatistics));
     result.held_out = percent_right(net, part_of(*images, kept, kHeldOut));
     result.test = percent_right(net, test);
+  } catch (const fleet::UsageError&) {
+    throw;  // what was asked for cannot be trained
   } catch (const fleet::Error& error) {
     // A loss that is not finite ends the run: that too is a result.
     fleet::log::warn("train", error.what());

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ResNet on ImageNet's files, on Fashion-MNIST, or without any data. docs/applications/resnet50.md
 // has runs.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Transformer, encoder and decoder, on pairs of texts or without any data: it then learns to
 // turn sequences round. docs/applications/transformer.md has runs.
 //

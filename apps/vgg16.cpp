@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // VGG16 on ImageNet's files, on Fashion-MNIST, or without any data. docs/applications/vgg16.md has
 // runs.
 //

@@ -1,17 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
 #define FMT_HEADER_ONLY 1
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "fleet/comm/backend.h"
-#include "fleet/comm/store.h"
+#include "fleet/comm/rendezvous/job_key.h"
+#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/transport/backend.h"
 #include "fleet/comm/world.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "bench/benches.h"
 
 namespace fleet::bench {
 
 // Many small tensors, one by one, against one fused span of the same bytes; and one large buffer
-// against the engine's own process group called directly, on connections of its own.
+// against LibTorch's own process group called directly, on connections of its own.
 std::vector<Row> bench_allreduce() {
   auto comm = world();
   const auto meet = [&] { comm->barrier("bench"); };
@@ -34,7 +36,7 @@ std::vector<Row> bench_allreduce() {
 
   auto store = comm::Store::connect(std::getenv("MASTER_ADDR"),
                                     static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))),
-                                    std::chrono::seconds(30));
+                                    std::chrono::seconds(30), comm::job_key_from_environment());
   const auto engine = comm::make_backend(store.prefixed("bench/engine"), comm->rank(), comm->size(),
                                          comm->options());
   for (const int64_t megabytes : {1, 100}) {

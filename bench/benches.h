@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <vector>
@@ -20,5 +21,6 @@ std::vector<Row> bench_models();
 std::vector<Row> bench_optim();
 std::vector<Row> bench_snapshot();
 std::vector<Row> bench_snapshot_large();
+std::vector<Row> bench_tape();
 
 }  // namespace fleet::bench

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/data_parallel.h"
 
 #include <cstdlib>
@@ -6,7 +7,7 @@
 
 #include "fleet/applications/resnet.h"
 #include "fleet/comm/world.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "bench/benches.h"
 
@@ -36,7 +37,7 @@ struct Trainee {
 
   void step(const torch::Tensor& x, const torch::Tensor& target, int ranks, bool reduce) {
     arena->begin_window();
-    if (reduce) parallel->listen();
+    if (reduce) parallel->arm();
     (torch::nn::functional::cross_entropy(net(x), target) / ranks).backward();
     if (!reduce) return arena->end_window();
     parallel->wait();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/delayed_cable.h"
 
 #include <fcntl.h>
@@ -12,7 +13,7 @@
 #include <cstring>
 #include <deque>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/support/two_hosts.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An elastic job whose ranks are killed: how long until the others go on, and until it is back.
 #include <signal.h>
 
@@ -7,7 +8,7 @@
 #include <thread>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "bench/benches.h"
 #include "tests/ranks/story.h"

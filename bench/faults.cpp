@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a fault costs: from the moment that a rank is lost to the next update, beside the start of
 // the program, which is part of it.
 #include <signal.h>
@@ -8,8 +9,8 @@
 #include <optional>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
 
 #include "bench/benches.h"
 #include "tests/data/temporary_folder.h"
@@ -91,7 +92,7 @@ pid_t pid_of_rank(const Launched& run, int rank) {
 struct Outcome {
   double start_s = 0;     // of fleetrun, to the first update
   double recovery_s = 0;  // from the fault to the next update
-  double lost = 0;        // updates that had to be made again
+  double lost = 0;        // updates that had to be repeated
 };
 
 /// A rank that gets `signal` between two snapshots, as late as can be.
@@ -115,7 +116,7 @@ Outcome lose_rank(int rank, int signal) {
     return last_update(since) > 0;
   });
   outcome.recovery_s = seconds_since(fault);
-  const auto resumed = last_number(since, "goes on after update ").value_or(0);
+  const auto resumed = last_number(since, "resumes after update ").value_or(0);
   outcome.lost = static_cast<double>(last_update(before) - resumed);
   return outcome;
 }
@@ -157,8 +158,8 @@ std::vector<Row> rows_of(const std::string& name, const Measured& measured, doub
            start / recovery, measured.recovery.spread()},
           {name + ": beside program start", beside, "s", "aim", kAim_s + noticed_s,
            (kAim_s + noticed_s) / std::max(beside, 1e-3), ""},
-          {name + ": updates made again", measured.lost.median(), "updates", "save_every",
-           kSaveEvery, kSaveEvery / std::max(measured.lost.median(), 1.0), ""}};
+          {name + ": updates repeated", measured.lost.median(), "updates", "save_every", kSaveEvery,
+           kSaveEvery / std::max(measured.lost.median(), 1.0), ""}};
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -7,7 +8,7 @@
 
 namespace fleet::bench {
 
-/// LARS and LAMB as one writes them with the engine's ops, over lists of tensors where it has such
+/// LARS and LAMB as one writes them with LibTorch's ops, over lists of tensors where it has such
 /// ops: what an update costs without Fleet. Each call is one update.
 std::function<void()> foreach_lars(std::vector<torch::Tensor> values,
                                    std::vector<torch::Tensor> gradients);

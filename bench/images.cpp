@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // From JPEG files to normalised batches: Fleet's loader beside PyTorch's with Pillow.
 #include <cstdlib>
 #include <filesystem>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/data/imagenet.h"
-#include "fleet/data/synthetic_images.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/images/imagenet.h"
+#include "fleet/data/images/synthetic_images.h"
 
 #include "bench/benches.h"
 #include "bench/python_peer.h"

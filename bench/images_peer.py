@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peer of fleet-bench images: PyTorch's DataLoader with Pillow and torchvision's transforms.
 
 images_peer.py FOLDER BATCH: writes "ready"; then each line on standard input, "PHASE WORKERS", is one pass over the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/local_sgd.h"
 
 #include <chrono>
@@ -15,10 +16,10 @@
 #include <torch/nn/modules/pooling.h>
 
 #include "fleet/comm/world.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
 #include "fleet/data/data_loader.h"
-#include "fleet/data/fashion_mnist.h"
+#include "fleet/data/images/fashion_mnist.h"
 #include "fleet/metrics/accuracy.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/train/distributed_optimizer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fleet-bench NAME [--json [FILE]]: every figure that Fleet claims, as ratios from one run.
 #include <algorithm>
 #include <array>
@@ -6,8 +7,9 @@
 
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
+#include "fleet/core/version.h"
 
 #include "bench/benches.h"
 #include "bench/rank_processes.h"
@@ -24,7 +26,7 @@ struct Benchmark {
 };
 
 constexpr std::array kBenchmarks = {
-    Benchmark{"allreduce", "fused against single all-reduces; overhead over the engine", 2,
+    Benchmark{"allreduce", "fused against single all-reduces; overhead over LibTorch", 2,
               bench_allreduce},
     Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2,
               bench_data_parallel},
@@ -44,12 +46,13 @@ constexpr std::array kBenchmarks = {
               bench_memory_batch},
     Benchmark{"models", "full updates of BERT and ResNet50, beside PyTorch (FLEET_PYTHON names it)",
               1, bench_models},
-    Benchmark{"optim", "one update: each optimizer beside a triad and the engine's own", 1,
+    Benchmark{"optim", "one update: each optimizer beside a triad and LibTorch's own", 1,
               bench_optim},
     Benchmark{"snapshot", "what a snapshot holds training up for, beside a plain copy", 1,
               bench_snapshot},
     Benchmark{"snapshot-large", "the same for a model of the size of BERT-large (14 GB)", 1,
               bench_snapshot_large},
+    Benchmark{"tape", "what recording ops for recompute costs, everything kept", 1, bench_tape},
 };
 
 std::string usage() {
@@ -77,10 +80,8 @@ int body(int argc, char** argv) {
   std::optional<std::string> json;  // a file; empty: the standard output
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
-    if (argument == "--help" || argument == "-h") {
-      std::fputs(usage().c_str(), stdout);
-      return 0;
-    }
+    if (argument == "--help" || argument == "-h") throw HelpRequested(usage());
+    if (argument == "--version") throw HelpRequested(version_text("fleet-bench"));
     if (argument == "--json") {
       const bool has_file = i + 1 < argc && argv[i + 1][0] != '-';
       json = has_file ? argv[++i] : "";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,15 +13,16 @@
 #include "fleet/applications/bert.h"
 #include "fleet/applications/resnet.h"
 #include "fleet/applications/synthetic.h"
-#include "fleet/core/byte_size.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
-#include "fleet/data/bert_batch.h"
-#include "fleet/memory/budget_allocator.h"
-#include "fleet/memory/meta_profile.h"
-#include "fleet/memory/planner.h"
-#include "fleet/memory/policies.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/torch/interception.h"
+#include "fleet/data/text/bert_batch.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/planner.h"
+#include "fleet/memory/tape/policies.h"
 
 #include "bench/benches.h"
 
@@ -40,7 +42,7 @@ memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
 struct Net {
   std::string name;
-  std::function<void(int64_t samples)> make_batch;  // unless it is there
+  std::function<void(int64_t samples)> make_batch;  // unless it exists already
   std::function<torch::Tensor()> loss;              // of that batch
   std::vector<torch::Tensor> parameters;
   std::vector<std::string> checkpoints;
@@ -89,7 +91,7 @@ Net resnet50(int64_t side) {
 
 struct Step {
   double seconds = 0;
-  int64_t peak = 0;  // above what was there before
+  int64_t peak = 0;  // above what was live before
 };
 
 using MakePolicy = std::function<std::unique_ptr<TapePolicy>()>;
@@ -124,15 +126,17 @@ Step run(const Net& net, int64_t samples, const Way& way,
   return {.seconds = seconds, .peak = counter().peak() - before};
 }
 
-// As little memory as can be without a plan.
-Way lean() {
-  const auto tied = std::make_shared<memory::TiedOps>();  // learned in the first step
-  return {.policy = [=] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2, tied); }};
+// The minimal-memory fallback.
+Way minimal_memory() {
+  const auto constraints =
+      std::make_shared<memory::InPlaceConstraints>();  // learned in the first step
+  return {
+      .policy = [=] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2, constraints); }};
 }
 
-StepProfile profile_of(const Net& net, int64_t samples, const Way& lean) {
+StepProfile profile_of(const Net& net, int64_t samples, const Way& minimal_memory) {
   const auto profiler = std::make_shared<memory::Profiler>(counter());
-  run(net, samples, lean, profiler);
+  run(net, samples, minimal_memory, profiler);
   return profiler->finish();
 }
 
@@ -173,22 +177,22 @@ std::vector<std::string> square_root(const std::vector<std::string>& names) {
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
-// With parameters and all, as a user would count.
+// Parameters included, as a user would count.
 Row predicted_row(const std::string& name, const Way& way, int64_t base, int64_t peak) {
   const double predicted = mib(way.plan->predicted_peak), measured = mib(base + peak);
   return {name + ", predicted peak", predicted, "MiB", "counted", measured,
           predicted / measured,      ""};
 }
 
-// After a step of the same kind, as in training: its memory is at hand. The quicker of two, since
-// other programs only ever make a step slower.
+// After a step of the same kind, as in training: its pages are cached. The faster of two, since
+// other processes only make a step slower.
 Step run_again(const Net& net, int64_t samples, const Way& way) {
   run(net, samples, way);
   const auto second = run(net, samples, way), third = run(net, samples, way);
   return second.seconds < third.seconds ? second : third;
 }
 
-// Two ways of about the same memory, in turn.
+// Two methods of about the same memory, in turn.
 Row side_by_side(const Net& net, int64_t samples, const Way& way, const Way& peer) {
   Timing mine, theirs;
   for (int round = 0; round < kRounds; ++round) {
@@ -205,12 +209,12 @@ Row side_by_side(const Net& net, int64_t samples, const Way& way, const Way& pee
           slowdown.text()};
 }
 
-// What memory costs in time, at one batch: each way between two plain ones.
+// Time for memory, at one batch size: each method between two plain steps.
 void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Row>& rows) {
   const auto plain = run(net, samples, {});
-  const auto lean_way = lean();
-  run(net, samples, lean_way);  // warms up
-  const auto profile = profile_of(net, samples, lean_way);
+  const auto minimal_memory_way = minimal_memory();
+  run(net, samples, minimal_memory_way);  // warms up
+  const auto profile = profile_of(net, samples, minimal_memory_way);
   const auto blocks = named("every block", net.checkpoints);
   const auto block_peak = run(net, samples, blocks).peak;
   std::vector<Way> ways{{"plain"}, blocks, named("sqrt(n) segments", square_root(net.checkpoints))};
@@ -261,11 +265,11 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
     if (ways[i].plan) {
       const auto& plan = *ways[i].plan;
       remark +=
-          format(", foreseen {:+.1f} %", 100 * (plan.predicted_seconds / plan.plain_seconds - 1));
+          format(", predicted {:+.1f} %", 100 * (plan.predicted_seconds / plan.plain_seconds - 1));
     }
     if (ways[i].offload) {
-      remark += format(", {:.0f} MiB sent out, {:.1f} ms waited for the disk",
-                       mib(ways[i].plan->sent_out_bytes), 1e3 * stalls[i]);
+      remark += format(", {:.0f} MiB offloaded, {:.1f} ms waited for the disk",
+                       mib(ways[i].plan->offloaded_bytes), 1e3 * stalls[i]);
     }
     const auto name = net.name + ", " + ways[i].name;
     rows.push_back({name, timings[i].median() * 1e3, "ms", "plain", plain_s * 1e3,
@@ -276,7 +280,7 @@ void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Ro
 }
 
 // The largest batch whose `peak` is within `room`, to 3 %; 0: not one sample. Memory grows nearly
-// evenly with the batch: the last two that were tried tell where to look.
+// linearly with the batch: the next try extrapolates from the last two.
 int64_t largest(int64_t first, int64_t room, const std::function<int64_t(int64_t)>& peak) {
   int64_t fits = 0, too_many = std::numeric_limits<int64_t>::max();
   const auto try_out = [&](int64_t samples) {
@@ -310,7 +314,7 @@ bool is_within(const Net& net, int64_t samples, int64_t budget, const Way& way) 
   return fits;
 }
 
-// What the same memory brings: the largest batch and the samples per second with it.
+// The largest batch in the same memory, and its samples per second.
 class EqualBudget {
  public:
   EqualBudget(const Net& net, int64_t plain_samples, const Disk& disk)
@@ -318,7 +322,7 @@ class EqualBudget {
     const auto peak = needed(plain_samples, {});
     room_ = peak + peak / 50;
     entries_.push_back({plain_samples, 1, {"plain"}});
-    run(net, plain_samples, lean_);  // warms up
+    run(net, plain_samples, minimal_);  // warms up
   }
 
   void find() {
@@ -388,11 +392,11 @@ class EqualBudget {
 
   const StepProfile& profile(int64_t samples) {
     auto& known = profiles_[samples];
-    if (!known) known = profile_of(net_, samples, lean_);
+    if (!known) known = profile_of(net_, samples, minimal_);
     return *known;
   }
 
-  // Of which some plan says that they fit.
+  // The largest for which a plan fits.
   int64_t most_by_plan(const Disk* to = nullptr) {
     return largest(plain_samples_, room_, [&](int64_t n) {
       const memory::PlanOptions options{.disk = Disk::speed_of(to)};
@@ -418,10 +422,10 @@ class EqualBudget {
   int64_t room_;  // for data and activations
   std::vector<Entry> entries_;
   std::map<int64_t, std::optional<StepProfile>> profiles_;
-  const Way lean_ = lean();
+  const Way minimal_ = minimal_memory();
 };
 
-// An op of 8 floats, so that what comes on top of it shows.
+// An op of 8 floats, so that the overhead shows.
 void per_op(std::vector<Row>& rows) {
   const auto x = torch::randn({8}, torch::requires_grad());
   const auto y = torch::randn({8});
@@ -478,7 +482,7 @@ void planning(std::vector<Row>& rows) {
   rows.push_back({"ResNet-152, plan with offload made", timings[1].best(), "s", "", 0, 0, ""});
 }
 
-// It takes some minutes: rows are said as they come.
+// It takes some minutes: rows are printed as they come.
 class Said {
  public:
   explicit Said(const std::vector<Row>& rows) : rows_(rows) {}
@@ -510,19 +514,18 @@ void for_each_net(int64_t hidden, int64_t images,
 
 }  // namespace
 
-// What recompute, planned and by hand, costs, counted to the byte.
+// Time and memory of recompute, planned and by hand.
 std::vector<Row> bench_memory() {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   torch::manual_seed(1);
   std::vector<Row> rows;
   Said said(rows);
-  per_op(rows);
-  tape_on_blocks(rows);
   planning(rows);
   const Disk disk;
   rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, of a core", 100 * disk.speed.compute_share, "%", "", 0, 0, ""});
+  said.say();
   for_each_net(512, 8, [&](const Net& net, int64_t samples) {
     trade_off(net, samples, disk, rows);
     said.say();
@@ -530,8 +533,17 @@ std::vector<Row> bench_memory() {
   return rows;
 }
 
-// What it brings: the largest batch in the memory of a small one. Narrower, since batches are
-// large.
+// The cost of recording alone.
+std::vector<Row> bench_tape() {
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  torch::manual_seed(1);
+  std::vector<Row> rows;
+  per_op(rows);
+  tape_on_blocks(rows);
+  return rows;
+}
+
+// The largest batch in the memory of a small one. With narrower nets, since batches are large.
 std::vector<Row> bench_memory_batch() {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   torch::manual_seed(1);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Full updates of the applications beside the same nets in PyTorch.
 #include <malloc.h>
 #include <unistd.h>
@@ -8,8 +9,8 @@
 #include <ATen/Parallel.h>
 
 #include "fleet/applications/synthetic.h"
-#include "fleet/core/format.h"
-#include "fleet/core/resident_memory.h"
+#include "fleet/core/process/resident_memory.h"
+#include "fleet/core/text/format.h"
 #include "fleet/optim/adam.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/precision/low_precision_speed.h"

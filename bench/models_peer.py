@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peer of fleet-bench models: the same nets in PyTorch, tuned by hand: fused optimizers, attention by plain products (on CPUs
 quicker than scaled_dot_product_attention once there is dropout), freed pages kept.
 

@@ -1,5 +1,6 @@
-// The update alone: Fleet's fused passes beside a triad over memory, the engine's own optimizers,
-// and LARS and LAMB written with the engine's ops.
+// SPDX-License-Identifier: Apache-2.0
+// The update alone: Fleet's fused passes beside a triad over memory, LibTorch's own optimizers,
+// and LARS and LAMB written with LibTorch's ops.
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -9,8 +10,8 @@
 #include <torch/optim/sgd.h>
 
 #include "fleet/applications/resnet.h"
-#include "fleet/core/format.h"
-#include "fleet/core/parallel_shares.h"
+#include "fleet/core/parallel_chunks.h"
+#include "fleet/core/text/format.h"
 #include "fleet/optim/adam.h"
 #include "fleet/optim/gradient_health.h"
 #include "fleet/optim/lamb.h"
@@ -83,7 +84,7 @@ class Triad {
   torch::Tensor a_, b_, c_;
 };
 
-/// The same parameters and gradients as tensors of their own, for the engine's optimizers.
+/// The same parameters and gradients as tensors of their own, for LibTorch's optimizers.
 struct Loose {
   Tensors parameters;
   Tensors gradients;
@@ -191,7 +192,7 @@ class OptimBench {
                     norm += torch::stack(at::_foreach_norm(loose.gradients)).norm().item<double>();
                   }});
     rows.push_back({format("{} finite check, unscale and norm", model_name_),
-                    timings[0].best() * 1e3, "ms", "the engine's _foreach ops",
+                    timings[0].best() * 1e3, "ms", "LibTorch's _foreach ops",
                     timings[1].best() * 1e3, timings[1].best() / timings[0].best(),
                     timings[0].spread()});
   }
@@ -243,11 +244,11 @@ std::vector<Row> bench_model(const std::string& name, const ModelHandle& model, 
   bench.run("adamw", optim::AdamW(model, {.lr = 1e-4}), 28, adam_peers);
   bench.run("lars", optim::Lars(model, {.lr = 1e-4}), 28, [](const Loose& loose) {
     return std::vector<Peer>{
-        {"LARS of the engine's ops", foreach_lars(loose.detached(), loose.gradients)}};
+        {"LARS of LibTorch's ops", foreach_lars(loose.detached(), loose.gradients)}};
   });
   bench.run("lamb", optim::Lamb(model, {.lr = 1e-4}), 40, [](const Loose& loose) {
     return std::vector<Peer>{
-        {"LAMB of the engine's _foreach ops", foreach_lamb(loose.detached(), loose.gradients)}};
+        {"LAMB of LibTorch's _foreach ops", foreach_lamb(loose.detached(), loose.gradients)}};
   });
   bench.lars_beside_momentum();
   bench.health();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/python_peer.h"
 
 #include <fcntl.h>
@@ -10,7 +11,7 @@
 #include <cstdlib>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::bench {
 

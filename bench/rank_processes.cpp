@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/rank_processes.h"
 
 #include <spawn.h>
@@ -12,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "fleet/comm/store.h"
+#include "fleet/comm/rendezvous/store.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "bench/delayed_cable.h"
 #include "tests/support/two_hosts.h"
@@ -88,7 +89,7 @@ int run_as_ranks(int ranks, char** argv) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     auto environment = rank_environment(rank, ranks, "127.0.0.1", store.port());
-    environment.emplace_back("TORCHELASTIC_USE_AGENT_STORE=True");
+    environment.push_back(format("FLEET_STORE=127.0.0.1:{}", store.port()));
     children.push_back(start_again({}, argv, environment));
   }
   return wait_for(children);

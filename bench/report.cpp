@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/report.h"
 
 #include <unistd.h>
@@ -12,8 +13,10 @@
 #include <nlohmann/json.hpp>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/process_setup.h"
+#include "fleet/core/process/process_setup.h"
+#include "fleet/core/text/format.h"
+#include "fleet/io/atomic_file.h"
+#include "fleet/io/output_check.h"
 
 namespace fleet::bench {
 namespace {
@@ -106,15 +109,15 @@ void print_table(const std::string& title, const std::vector<Row>& rows) {
   std::fputs(text.c_str(), stdout);
 }
 
-JsonOutput::JsonOutput(const std::string& file) : out_(nullptr, std::fclose) {
-  if (file.empty()) {
-    std::fflush(stdout);
-    out_.reset(fdopen(dup(STDOUT_FILENO), "w"));
-    dup2(STDERR_FILENO, STDOUT_FILENO);
-  } else {
-    out_.reset(std::fopen(file.c_str(), "w"));
+JsonOutput::JsonOutput(const std::string& file) : file_(file), out_(nullptr, std::fclose) {
+  if (!file.empty()) {
+    check_output_file({file, "--json", "bench"});
+    return;
   }
-  if (!out_) throw Error("bench", format("cannot write '{}': {}", file, std::strerror(errno)));
+  std::fflush(stdout);
+  out_.reset(fdopen(dup(STDOUT_FILENO), "w"));
+  if (!out_) throw Error("bench", format("cannot write: {}", std::strerror(errno)));
+  dup2(STDERR_FILENO, STDOUT_FILENO);
 }
 
 void JsonOutput::write(const std::vector<Row>& rows) {
@@ -131,6 +134,10 @@ void JsonOutput::write(const std::vector<Row>& rows) {
                             {"ratio", row.ratio}});
   }
   const auto text = json.dump(2) + "\n";
+  if (!out_) {
+    write_file_atomically(file_, text, "bench");
+    return;
+  }
   std::fputs(text.c_str(), out_.get());
   if (std::fflush(out_.get()) != 0) throw Error("bench", "cannot write the rows");
 }

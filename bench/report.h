@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdio>
@@ -22,15 +23,17 @@ struct Row {
 /// A table for people.
 void print_table(const std::string& title, const std::vector<Row>& rows);
 
-/// The rows for programs: a file, which is opened at once, since a benchmark takes long; or,
-/// without a name, the standard output, and all else that is printed goes to the standard error.
+/// The rows for programs: a file, which is seen to be writable at once, since a benchmark takes
+/// long; or, without a name, the standard output, and all else that is printed goes to the standard
+/// error.
 class JsonOutput {
  public:
   explicit JsonOutput(const std::string& file);
   void write(const std::vector<Row>& rows);
 
  private:
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_;
+  std::string file_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_;  // without a file
 };
 
 /// Seconds of each run of several pieces of work, taken in turn, so that a noisy machine harms all

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a snapshot holds training up: the copy into memory, beside a plain copy of as many
 // bytes; and how long the disk takes behind it.
 #include <unistd.h>
@@ -8,11 +9,11 @@
 
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/parallel_shares.h"
+#include "fleet/core/parallel_chunks.h"
 #include "fleet/core/seconds_since.h"
+#include "fleet/core/text/format.h"
 #include "fleet/optim/adam.h"
-#include "fleet/train/snapshots.h"
+#include "fleet/snapshot/snapshots.h"
 
 #include "bench/benches.h"
 
@@ -50,7 +51,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-/// memcpy of what a snapshot holds, on as many threads as the engine has.
+/// memcpy of what a snapshot holds, on as many threads as LibTorch has.
 class PlainCopy {
  public:
   explicit PlainCopy(const DistributedOptimizer& optimizer) {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # How every target here is compiled: warnings, sanitizers, ccache, and one precompiled header for all of them.
 
 find_program(FLEET_CCACHE ccache)
@@ -28,8 +29,13 @@ if(FLEET_SANITIZE)
   endif()
 endif()
 
-# fleet_target(NAME): flags and the shared precompiled header.
+# fleet_target(NAME): flags, the shared precompiled header, and several sources as one translation unit: LibTorch's
+# headers cost each unit some seconds, torch/nn.h ten. A source whose local names another one has too is taken out with
+# SKIP_UNITY_BUILD_INCLUSION, as is by CMake itself one that has flags of its own.
 function(fleet_target name)
+  if(FLEET_UNITY)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
   target_link_libraries(${name} PRIVATE fleet_flags nlohmann_json::nlohmann_json)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   if(FLEET_PCH AND NOT name STREQUAL "fleet_pch")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` puts where: the library, its public headers, the tools, and the package that
 # `find_package(fleet)` reads.
 include(CMakePackageConfigHelpers)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # JPEG::JPEG, which must be libjpeg-turbo: only that decodes a part of an image.
 include(CheckCXXSourceCompiles)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The NCCL backend: a plug-in beside libfleet.so that is loaded when it is asked for, because whatever links
 # libtorch_cuda.so starts only where all of CUDA's libraries are.
 set(FLEET_NCCL_BUILT OFF)
@@ -31,7 +32,7 @@ set(FLEET_NCCL_BUILT ON)
 message(STATUS "NCCL backend: CUDA ${CUDAToolkit_VERSION}, nccl.h in ${FLEET_NCCL_INCLUDE_DIR}")
 
 # Without the shared precompiled header: USE_C10D_NCCL and CUDA's headers belong to this source only.
-add_library(fleet_nccl MODULE ${PROJECT_SOURCE_DIR}/fleet/comm/nccl_plugin.cpp)
+add_library(fleet_nccl MODULE ${PROJECT_SOURCE_DIR}/fleet/comm/transport/nccl_plugin.cpp)
 target_include_directories(fleet_nccl PRIVATE ${PROJECT_SOURCE_DIR})
 target_include_directories(fleet_nccl SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${FLEET_NCCL_INCLUDE_DIR})
 target_link_libraries(fleet_nccl PRIVATE

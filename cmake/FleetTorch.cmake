@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds LibTorch and defines fleet::torch. The wheel's own TorchConfig.cmake asks for a CUDA toolkit even when
 # only the CPU library is linked, so the targets are made here, from the same files, for the wheel and for a
 # LibTorch of the user's (zip or pip install) alike.

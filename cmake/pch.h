@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What nearly every source here includes, parsed once. Kept small on purpose: GCC instantiates
 // again, in every source, each template that the precompiled header left pending. torch/torch.h
 // costs 6 s more per source than this; a source that builds layers includes torch/nn.h itself.

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // LibTorch's own transformer encoder, not one line changed, trained at a quarter of the memory that
 // its activations take: one number in the strategy is all it needs.
 //
 //   build/bin/any_model
 
-#include <fleet/core/byte_size.h>
+#include <fleet/core/text/byte_size.h>
 #include <fleet/fleet.h>
-#include <fleet/memory/budget_allocator.h>
+#include <fleet/memory/allocator/budget_allocator.h>
 
 #include <cstdio>
 

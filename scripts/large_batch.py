@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the large-batch table, one build/bin/large_batch per cell, trial and seed, and prints it.
 
 Every cell (update rule x batch) has the same number of tuning trials. A trial is a peak learning rate: first the one that
@@ -81,7 +82,7 @@ class Results:
                 try:
                     line = json.loads(text)
                 except ValueError:
-                    sys.exit(f"error: {self.path}:{number} is not JSON\n  fix: delete that line; its run is made again")
+                    sys.exit(f"error: {self.path}:{number} is not JSON\n  fix: delete that line; its run is repeated")
                 if line["epochs"] == self.epochs:
                     key = line["rule"], line["batch"], line["seed"]
                     self.runs.setdefault(key, {})[line["lr"]] = line

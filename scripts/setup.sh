@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Sourced by run.sh and test.sh: Debian packages, LibTorch in .deps/, and the build. Every step is skipped when
 # its result is already there, and leaves nothing half-done behind when it is interrupted.
 
@@ -73,5 +74,5 @@ configure_and_build() {
   cmake --build build --target "$@" || fail "the build failed" "see the first error above"
 }
 
-packages_to_run=(g++ cmake ninja-build ccache python3-pip ca-certificates nlohmann-json3-dev zlib1g-dev libjpeg62-turbo-dev libbenchmark-dev dataset-fashion-mnist)
-packages_to_test=(libgtest-dev iproute2 procps clang-format)
+packages_to_run=(g++ cmake ninja-build ccache python3-pip ca-certificates nlohmann-json3-dev zlib1g-dev libjpeg62-turbo-dev libxxhash-dev libbenchmark-dev dataset-fashion-mnist)
+packages_to_test=(libgtest-dev iproute2 procps clang-format doxygen)

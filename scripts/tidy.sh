@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # clang-tidy over everything that is shipped (the tests are not), or over the named sources: scripts/tidy.sh [file...].
 # Takes about half an hour on two cores, too slow for ctest.
 set -euo pipefail

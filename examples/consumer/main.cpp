@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fits a small net to a sum of squares; alone, or with several ranks through fleetrun.
 #include <fleet/fleet.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guide 003: LAMB over Adam.
 //
 //   fleetrun --nproc_per_node 2 build/bin/bert_lamb

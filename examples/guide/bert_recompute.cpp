@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guide 000: BERT large with a batch that only recomputation makes room for.
 //
 //   fleetrun --nproc_per_node 2 build/bin/bert_recompute

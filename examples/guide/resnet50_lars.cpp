@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guide 003: LARS over Momentum, with norms and biases left out of the decay.
 //
 //   fleetrun --nproc_per_node 2 build/bin/resnet50_lars

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guide 004: local SGD whose interval adapts: parameters are averaged, not gradients.
 //
 //   fleetrun --nproc_per_node 2 build/bin/resnet50_localsgd

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guide 002, dynamic graph: gradients add up until the program asks for an update.
 //
 //   fleetrun --nproc_per_node 2 build/bin/train_dygraph_gradient_merge

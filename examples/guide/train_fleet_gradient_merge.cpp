@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guide 002, static graph: four batches of N make one update, as one batch of 4 N would.
 //
 //   fleetrun --nproc_per_node 2 build/bin/train_fleet_gradient_merge

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guide 001: ResNet50, cut for recomputation at the guide's own checkpoints, in mixed precision.
 //
 //   fleetrun --nproc_per_node 2 build/bin/train_fleet_recompute

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
@@ -21,7 +22,7 @@ namespace fleet::applications {
 ///
 ///   auto model = fleet::applications::BertLarge();
 ///   strategy.recompute_configs = {.checkpoints = model.checkpoints()};
-///   optimizer.minimize(batch, [&](const auto& part) { return model.loss(part); });
+///   optimizer.minimize(batch, [&](const auto& micro_batch) { return model.loss(micro_batch); });
 ///   model->eval();
 template <typename Impl>
 class Application : public torch::nn::ModuleHolder<Impl> {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/bert.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 #include "fleet/applications/name_group.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/feed_forward.h"
 
@@ -42,7 +43,7 @@ BertOptions filled(BertOptions options, const BertOptions& named) {
 
 void check(const BertOptions& options) {
   if (options.heads < 1 || options.hidden % options.heads != 0) {
-    throw Error(
+    throw UsageError(
         "bert",
         format("{} hidden units do not divide into {} heads", options.hidden, options.heads),
         "make hidden a multiple of heads");
@@ -207,8 +208,8 @@ MaskedText Bert::load_digital_dataset_from_file(const MaskedTextOptions& data) c
                               options().max_positions));
   }
   if (!problems.empty()) {
-    throw Error::all("bert", "the model has no room for these data", problems,
-                     "build the model with .vocab and .max_positions of the data");
+    throw UsageError::all("bert", "the model has no room for these data", problems,
+                          "build the model with .vocab and .max_positions of the data");
   }
   return text;
 }

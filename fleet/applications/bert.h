@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
@@ -5,8 +6,8 @@
 #include <vector>
 
 #include "fleet/applications/application.h"
-#include "fleet/data/bert_batch.h"
-#include "fleet/data/masked_text.h"
+#include "fleet/data/text/bert_batch.h"
+#include "fleet/data/text/masked_text.h"
 #include "fleet/ops/attention.h"
 #include "fleet/ops/embedding.h"
 #include "fleet/ops/layer_norm.h"
@@ -36,6 +37,7 @@ struct BertOptions {
 };
 const FieldList& fields_of(const BertOptions*);
 
+/// The outputs of both heads.
 struct BertScores {
   torch::Tensor masked_tokens;  // M x vocab: only masked places are scored
   torch::Tensor next_sentence;  // N x 2

@@ -1,12 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/bert_training.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "fleet/applications/synthetic_data.h"
 #include "fleet/comm/world.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 #include "fleet/data/phase.h"
 #include "fleet/metrics/unigram.h"
 #include "fleet/metrics/weighted_mean.h"
@@ -52,10 +55,10 @@ void test(Bert& model, MaskedText text, const Unigram& unigram,
   }
   model->train();
   for (auto* mean : {&loss, &baseline, &words, &pairs}) all_reduce_sum(mean->sums());
-  log::info("test", format("epoch {}: masked-LM loss {:.5f} (unigram {:.5f}), masked words right "
-                           "{:.5f}, next sentence right {:.5f}, {:.0f} masked words",
+  log::info("test", format("epoch {}: masked-LM loss {:.5f} (unigram {:.5f}), masked-LM accuracy "
+                           "{:.5f}, next sentence right {:.5f}, {}",
                            epoch, loss.value(), baseline.value(), words.value(), pairs.value(),
-                           loss.weight()));
+                           plural(std::llround(loss.weight()), "masked word")));
 }
 
 }  // namespace
@@ -69,7 +72,8 @@ const FieldList& fields_of(const BertDataOptions*) {
           field<&D::seq>("seq", "longest sample").at_least(8).in_unit("tokens"),
           field<&D::in_tokens>("in_tokens", "--batch_size counts tokens"),
           field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
-              .at_least(1),
+              .at_least(1)
+              .at_most(kMostSyntheticSamples),
       }};
   return list;
 }
@@ -92,8 +96,8 @@ void train_bert(Bert& model, BertData& data, DistributedOptimizer& optimizer,
   train_epochs(
       config.epochs, optimizer, log, snapshots, [&](int64_t) -> MaskedText& { return data.train; },
       [&](const BertBatch& batch) {
-        log.step(
-            optimizer.minimize(batch, [&](const BertBatch& part) { return model.loss(part); }));
+        log.step(optimizer.minimize(
+            batch, [&](const BertBatch& micro_batch) { return model.loss(micro_batch); }));
       },
       [&](int64_t epoch) { test(model, data.test, unigram, optimizer, epoch); });
 }

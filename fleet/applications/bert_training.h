@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "fleet/applications/bert.h"
-#include "fleet/core/options.h"
-#include "fleet/data/masked_text.h"
+#include "fleet/core/options/options.h"
+#include "fleet/data/text/masked_text.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/run_options.h"
 #include "fleet/train/train_config.h"
@@ -40,7 +41,7 @@ BertData load_bert_data(const BertDataOptions& options, const TrainConfig& confi
 /// time. "unigram" is what knowing the words' frequencies alone would score (unigram.h).
 ///
 ///   worker_index: 0, step9 cost = 7.500000, total time cost = 2.5, ...
-///   [test] epoch 0: masked-LM loss 4.10512 (unigram 6.01233), masked words right 0.31200, ...
+///   [test] epoch 0: masked-LM loss 4.10512 (unigram 6.01233), masked-LM accuracy 0.31200, ...
 void train_bert(Bert& model, BertData& data, DistributedOptimizer& optimizer,
                 const TrainConfig& config, const RunOptions& run);
 

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/environment_options.h"
 
 #include <cctype>
 #include <cstdlib>
 
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
-#include "fleet/core/options_json.h"
+#include "fleet/core/options/options_json.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::applications {
 namespace {

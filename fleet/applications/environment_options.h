@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 
 namespace fleet::applications {
 

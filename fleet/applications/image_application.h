@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <filesystem>
 
 #include "fleet/applications/application.h"
-#include "fleet/data/imagenet.h"
+#include "fleet/data/images/imagenet.h"
 
 namespace fleet::applications {
 

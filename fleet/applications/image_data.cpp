@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/image_data.h"
 
 #include <algorithm>
@@ -5,15 +6,16 @@
 
 #include "fleet/applications/synthetic_data.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/data/colour_images.h"
-#include "fleet/data/fashion_mnist.h"
-#include "fleet/data/imagenet.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/images/colour_images.h"
+#include "fleet/data/images/fashion_mnist.h"
+#include "fleet/data/images/imagenet.h"
 
 namespace fleet::applications {
 namespace {
 
 constexpr int64_t kFashionMnistSide = 28;
+constexpr int64_t kFashionMnistClasses = 10;
 
 LoaderOptions loader_options(const TrainConfig& config, Phase phase) {
   return {.batch_size = config.batch_size, .seed = config.seed, .shuffle = phase == Phase::kTrain};
@@ -32,11 +34,17 @@ DataLoader<Batch> synthetic(const ImageDataOptions& options, const TrainConfig& 
 DataLoader<Batch> fashion_mnist(const ImageDataOptions& options, const TrainConfig& config,
                                 Phase phase) {
   if (options.image_size % kFashionMnistSide != 0) {
-    throw Error("data",
-                format("Fashion-MNIST's images have {0} x {0} pixels and are scaled by whole "
-                       "numbers, not to {1}",
-                       kFashionMnistSide, options.image_size),
-                format("use --image_size {} or {}", kFashionMnistSide, 2 * kFashionMnistSide));
+    throw UsageError("data",
+                     format("Fashion-MNIST's images have {0} x {0} pixels and are scaled by whole "
+                            "numbers, not to {1}",
+                            kFashionMnistSide, options.image_size),
+                     format("use --image_size {} or {}", kFashionMnistSide, 2 * kFashionMnistSide));
+  }
+  if (options.classes < kFashionMnistClasses) {
+    throw UsageError("data",
+                     format("Fashion-MNIST has {} classes, and the model {}", kFashionMnistClasses,
+                            options.classes),
+                     "leave --classes out");
   }
   Augmentation augmentation;
   if (phase == Phase::kTrain) augmentation = {.flip = true, .max_shift = 2, .seed = config.seed};
@@ -63,7 +71,8 @@ ImageDataOptions ImageDataOptions::resolved() const {
   ImageDataOptions out = *this;
   const bool is_fashion_mnist = data == "fashion_mnist";
   if (image_size == 0) out.image_size = is_fashion_mnist ? kFashionMnistSide : 224;
-  if (classes == 0) out.classes = is_fashion_mnist || data == "synthetic" ? 10 : 1000;
+  if (classes == 0)
+    out.classes = is_fashion_mnist || data == "synthetic" ? kFashionMnistClasses : 1000;
   return out;
 }
 
@@ -82,6 +91,7 @@ const FieldList& fields_of(const ImageDataOptions*) {
               .at_least(0),
           field<&D::samples>("samples", "of synthetic data to train on; a fifth more to test with")
               .at_least(1)
+              .at_most(kMostSyntheticSamples)
               .in_unit("images"),
       }};
   return list;

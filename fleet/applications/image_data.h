@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 #include "fleet/data/data_loader.h"
 #include "fleet/train/train_config.h"
 

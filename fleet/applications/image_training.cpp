@@ -1,12 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/image_training.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <torch/nn/module.h>
 
 #include "fleet/comm/world.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 #include "fleet/metrics/weighted_mean.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/train/distributed_optimizer.h"
@@ -31,8 +34,9 @@ void test(const ImageModel& model, DataLoader<Batch>& images, const DistributedO
   }
   model.handle.module().train();
   for (auto* mean : {&loss, &acc1, &acc5}) all_reduce_sum(mean->sums());
-  log::info("test", format("epoch {}: loss {:.5f}, acc1 {:.5f}, acc5 {:.5f}, {:.0f} images", epoch,
-                           loss.value(), acc1.value(), acc5.value(), loss.weight()));
+  log::info("test",
+            format("epoch {}: loss {:.5f}, acc1 {:.5f}, acc5 {:.5f}, {}", epoch, loss.value(),
+                   acc1.value(), acc5.value(), plural(std::llround(loss.weight()), "image")));
 }
 
 }  // namespace
@@ -55,10 +59,10 @@ void train_on_images(const ImageModel& model, ImageData& data, double weight_dec
       config.epochs, optimizer, log, snapshots,
       [&](int64_t epoch) { return data.train.epoch(epoch); },
       [&](const Batch& batch) {
-        const auto report = optimizer.minimize(batch, [&](const Batch& part) {
-          const auto seen = model.metrics(part);
-          acc1.add(seen.acc1, static_cast<double>(part.size()));
-          acc5.add(seen.acc5, static_cast<double>(part.size()));
+        const auto report = optimizer.minimize(batch, [&](const Batch& micro_batch) {
+          const auto seen = model.metrics(micro_batch);
+          acc1.add(seen.acc1, static_cast<double>(micro_batch.size()));
+          acc5.add(seen.acc5, static_cast<double>(micro_batch.size()));
           return seen.loss;
         });
         log.step(report, acc1, acc5);

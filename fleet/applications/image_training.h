@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -34,8 +35,8 @@ template <typename Impl>
 void train_on_images(const Application<Impl>& model, ImageData& data, double weight_decay,
                      TrainConfig config, const RunOptions& run) {
   config.strategy = model.with_checkpoints(config.strategy);
-  train_on_images({model, [&](const Batch& part) { return model.metrics(part); }}, data,
-                  weight_decay, config, run);
+  train_on_images({model, [&](const Batch& micro_batch) { return model.metrics(micro_batch); }},
+                  data, weight_decay, config, run);
 }
 
 }  // namespace fleet::applications

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/resnet.h"
 
 #include <cmath>
@@ -8,7 +9,7 @@
 
 #include "fleet/applications/name_group.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"
 
 namespace fleet::applications {
@@ -38,7 +39,8 @@ std::string guide_name_of(size_t stage, int64_t block, int64_t blocks) {
 void check(const ResnetOptions& options) {
   for (const int64_t count : options.blocks) {
     if (count < 1) {
-      throw Error("resnet", format("a stage of {} blocks", count), "give each stage at least one");
+      throw UsageError("resnet", format("a stage of {} blocks", count),
+                       "give each stage at least one");
     }
   }
 }
@@ -153,7 +155,8 @@ ResnetOptions resnet_options(int64_t depth, ResnetOptions options) {
     if (!options.bottleneck) options.bottleneck = depth >= 50;
     return options;
   }
-  throw Error("resnet", format("there is no ResNet of {} layers", depth), "use 18, 50, 101 or 152");
+  throw UsageError("resnet", format("there is no ResNet of {} layers", depth),
+                   "use 18, 50, 101 or 152");
 }
 
 ResnetOptions ResnetOptions::resolved() const { return resnet_options(50, *this); }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/synthetic.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/data/split_mix.h"
 
 namespace fleet::applications {
@@ -113,11 +114,12 @@ BertBatch synthetic_batch(const BertOptions& options, int64_t batch_size, int64_
   const int64_t circles = std::min(kMaxCircles, (options.vocab - kFirstWord) / kCircle);
   constexpr int64_t kShortest = 8;
   if (circles < 1 || length < kShortest || options.type_vocab < 2) {
-    throw Error("synthetic",
-                format("no sentence pairs of {} tokens from a vocabulary of {} and {} token types",
-                       length, options.vocab, options.type_vocab),
-                format("take {} tokens, a vocabulary of {} and 2 types at least", kShortest,
-                       kFirstWord + kCircle));
+    throw UsageError(
+        "synthetic",
+        format("no sentence pairs of {} tokens from a vocabulary of {} and {} token types", length,
+               options.vocab, options.type_vocab),
+        format("take {} tokens, a vocabulary of {} and 2 types at least", kShortest,
+               kFirstWord + kCircle));
   }
   const auto masked_of = [](int64_t words) { return std::max<int64_t>(1, words * 15 / 100); };
   if (options.device.is_meta()) {
@@ -169,10 +171,10 @@ TransformerBatch synthetic_batch(const TransformerOptions& options, int64_t batc
   const int64_t words =
       std::min({kWords, options.source_vocab - kFirst, options.target_vocab - kFirst});
   if (words < 1 || length < 2) {
-    throw Error("synthetic",
-                format("no sequences of {} tokens from vocabularies of {} and {}", length,
-                       options.source_vocab, options.target_vocab),
-                format("take 2 tokens and vocabularies of {} at least", kFirst + 1));
+    throw UsageError("synthetic",
+                     format("no sequences of {} tokens from vocabularies of {} and {}", length,
+                            options.source_vocab, options.target_vocab),
+                     format("take 2 tokens and vocabularies of {} at least", kFirst + 1));
   }
   if (options.device.is_meta()) {
     const auto row = tokens(batch_size, length, options.device);

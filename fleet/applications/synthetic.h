@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace fleet::applications {
 //
 //   for (int64_t step = 0; step < 100; ++step)
 //     optimizer.minimize(synthetic_batch(model.options(), 32, step),
-//                        [&](const auto& part) { return model.loss(part); });
+//                        [&](const auto& micro_batch) { return model.loss(micro_batch); });
 
 /// Each class is a coarse pattern of colours under noise.
 Batch synthetic_batch(const ResnetOptions& options, int64_t batch_size, int64_t seed,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/synthetic_data.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 #include "fleet/applications/synthetic.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::applications {
 namespace {
@@ -22,7 +23,7 @@ class SyntheticDataset : public Dataset {
 
   SyntheticDataset(const SampleRange& range, Draw draw) : range_(range), draw_(std::move(draw)) {
     if (range.count < 1) {
-      throw Error("synthetic", format("{} samples", range.count), "ask for one at least");
+      throw UsageError("synthetic", format("{} samples", range.count), "ask for one at least");
     }
   }
 

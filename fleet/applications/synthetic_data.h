@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "fleet/data/dataset.h"
-#include "fleet/data/masked_text.h"
+#include "fleet/data/text/masked_text.h"
 
 namespace fleet::applications {
 
@@ -14,6 +15,10 @@ namespace fleet::applications {
 //   DataLoader train(synthetic_images(10, 64, {.count = 1000}), {.batch_size = 32});
 //   DataLoader test(synthetic_images(10, 64, {.first = 1000, .count = 200}), {.batch_size = 50});
 
+/// What a flag may ask for: more would be made for hours before the first update.
+inline constexpr int64_t kMostSyntheticSamples = int64_t{1} << 24;
+
+/// Samples [first, first + count) of a task.
 struct SampleRange {
   int64_t first = 0;
   int64_t count = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/transformer.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 #include "fleet/applications/name_group.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/feed_forward.h"
 #include "fleet/ops/multi_head_attention.h"
@@ -77,7 +78,8 @@ void check(const TransformerOptions& o) {
     problems.push_back(format("shared_embeddings with vocabularies of {} and {} tokens",
                               o.source_vocab, o.target_vocab));
   }
-  if (!problems.empty()) throw Error::all("transformer", "these options do not fit:", problems);
+  if (!problems.empty())
+    throw UsageError::all("transformer", "these options do not fit:", problems);
 }
 
 std::string encoder_name(size_t layer) { return format("encoder.layers.{}", layer); }
@@ -218,7 +220,7 @@ Tensor TransformerImpl::forward(const TransformerBatch& batch) {
 
 namespace {
 
-// What is to be predicted, with -100, which the engine's loss passes over, for padding.
+// What is to be predicted, with -100, which LibTorch's loss passes over, for padding.
 Tensor labels_of(const TransformerBatch& batch) {
   const auto labels = batch.target.narrow(1, 1, batch.target.size(1) - 1);
   if (!batch.target_mask.defined()) return labels.flatten();

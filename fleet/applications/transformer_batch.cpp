@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/transformer_batch.h"
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/transformer_training.h"
 
 #include <algorithm>
@@ -6,10 +7,11 @@
 
 #include "fleet/applications/synthetic_data.h"
 #include "fleet/comm/world.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
-#include "fleet/data/parallel_text.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 #include "fleet/data/phase.h"
+#include "fleet/data/text/parallel_text.h"
 #include "fleet/metrics/weighted_mean.h"
 #include "fleet/train/train_epochs.h"
 
@@ -25,6 +27,13 @@ TransformerData share_out(const Pairs& train, const Pairs& test, const TrainConf
   DataLoader training(train, options);
   options.shuffle = false;
   return {.train = std::move(training), .test = DataLoader(test, options)};
+}
+
+// Of a model that has diverged it is beyond every number that a double holds.
+std::string perplexity_text(double negative_log_likelihood) {
+  const double perplexity = std::exp(negative_log_likelihood);
+  return std::isfinite(perplexity) ? format("{:.5f}", perplexity)
+                                   : format("e^{:.0f}", negative_log_likelihood);
 }
 
 void test(Transformer& model, TransformerData& data, const DistributedOptimizer& optimizer,
@@ -44,10 +53,9 @@ void test(Transformer& model, TransformerData& data, const DistributedOptimizer&
   }
   model->train();
   for (auto* mean : {&loss, &likelihood, &right}) all_reduce_sum(mean->sums());
-  log::info(
-      "test",
-      format("epoch {}: loss {:.5f}, perplexity {:.5f}, tokens right {:.5f}, {:.0f} tokens", epoch,
-             loss.value(), std::exp(likelihood.value()), right.value(), loss.weight()));
+  log::info("test", format("epoch {}: loss {:.5f}, perplexity {}, tokens right {:.5f}, {}", epoch,
+                           loss.value(), perplexity_text(likelihood.value()), right.value(),
+                           plural(std::llround(loss.weight()), "token")));
 }
 
 }  // namespace
@@ -62,7 +70,8 @@ const FieldList& fields_of(const TransformerDataOptions*) {
                           "and val.tgt"),
           field<&D::seq>("seq", "longest sequence, its end among it").at_least(2).in_unit("tokens"),
           field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
-              .at_least(1),
+              .at_least(1)
+              .at_most(kMostSyntheticSamples),
       }};
   return list;
 }
@@ -102,7 +111,7 @@ void train_transformer(Transformer& model, TransformerData& data, DistributedOpt
       [&](const Batch& pairs) {
         const auto batch = TransformerBatch::padded(pairs.data, pairs.target, data.pad);
         log.step(optimizer.minimize(
-            batch, [&](const TransformerBatch& part) { return model.loss(part); }));
+            batch, [&](const TransformerBatch& micro_batch) { return model.loss(micro_batch); }));
       },
       [&](int64_t epoch) { test(model, data, optimizer, epoch); });
 }

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "fleet/applications/transformer.h"
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 #include "fleet/data/data_loader.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/run_options.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/vgg.h"
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
@@ -7,7 +8,7 @@
 
 #include "fleet/applications/name_group.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"
 
 namespace fleet::applications {
@@ -18,8 +19,8 @@ VggImpl::VggImpl(const VggOptions& options) : options_(options) {
   int number = 0;  // torchvision counts activations and pools too
   for (const auto& widths : options.stages) {
     if (widths.empty()) {
-      throw Error("vgg", format("stage {} has no convolution", stages_.size()),
-                  "give each stage the channels of at least one");
+      throw UsageError("vgg", format("stage {} has no convolution", stages_.size()),
+                       "give each stage the channels of at least one");
     }
     Stage stage;
     for (const int64_t width : widths) {
@@ -54,6 +55,13 @@ VggImpl::VggImpl(const VggOptions& options) : options_(options) {
 }
 
 torch::Tensor VggImpl::forward(torch::Tensor x) {
+  const auto least = int64_t{1} << stages_.size();  // every stage halves it
+  if (x.size(2) < least || x.size(3) < least) {
+    throw UsageError("vgg",
+                     format("images of {} x {} pixels, of which {} stages leave nothing", x.size(2),
+                            x.size(3), stages_.size()),
+                     format("use at least {0} x {0}", least));
+  }
   if (options_.channels_last) x = x.contiguous(torch::MemoryFormat::ChannelsLast);
   for (auto& stage : stages_) {
     for (auto& [conv, norm] : stage.layers) {

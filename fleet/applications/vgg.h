@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string>
@@ -12,6 +13,7 @@
 
 namespace fleet::applications {
 
+/// Shape of a VGG; the defaults are VGG16's.
 struct VggOptions {
   /// Channels of the 3x3 convolutions of each stage; a stage ends with a 2x2 pool.
   std::vector<std::vector<int64_t>> stages = {

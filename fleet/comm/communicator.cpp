@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/comm/communicator.h"
 
 #include <algorithm>
@@ -5,14 +6,14 @@
 #include <ctime>
 #include <exception>
 
-#include "fleet/comm/carrier.h"
-#include "fleet/comm/elastic_carrier.h"
-#include "fleet/comm/engine_carrier.h"
-#include "fleet/comm/peer_watch.h"
-#include "fleet/comm/pending_state.h"
-#include "fleet/comm/store.h"
+#include "fleet/comm/rendezvous/peer_watch.h"
+#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/transport/elastic_transport.h"
+#include "fleet/comm/transport/process_group_transport.h"
+#include "fleet/comm/transport/transport.h"
+#include "fleet/comm/transport/work_state.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::comm {
 namespace {
@@ -40,14 +41,15 @@ std::string describe(const std::vector<torch::Tensor>& tensors) {
   return format(" ({}, {})", what, size);
 }
 
-// The engine's own words, without its source positions and stack.
+// LibTorch's message without source positions and stack trace.
 std::string first_line(const std::string& text) {
   auto line = text.substr(0, text.find('\n'));
   if (const auto bracket = line.find("] ");
       !line.empty() && line[0] == '[' && bracket != std::string::npos) {
     line = line.substr(bracket + 2);
   }
-  return line.substr(0, line.find(" This is typically caused"));  // general advice; ours is better
+  return line.substr(0,
+                     line.find(" This is typically caused"));  // general advice; ours is specific
 }
 
 void check(const torch::Tensor& tensor, std::string_view call) {
@@ -67,51 +69,51 @@ void check(const torch::Tensor& tensor, std::string_view call) {
 
 }  // namespace
 
-template <typename Work>
-void Pending::State::guarded(Work&& work) const {
+template <typename F>
+void Work::State::guarded(F&& work) const {
   try {
     work();
-  } catch (const Error&) {  // which says all
+  } catch (const Error&) {  // complete already
     throw;
   } catch (const std::exception& error) {
     fail(first_line(error.what()));
   }
 }
 
-void Pending::State::fail(const std::string& engine) const {
+void Work::State::fail(const std::string& reason) const {
   const auto seconds = std::chrono::duration<double>(Clock::now() - since).count();
   const auto who = watch ? watch->diagnose({group, number, what}) : std::string("a peer failed");
   const char* log_dir = std::getenv("FLEET_LOG_DIR");
   throw Error("comm",
-              format("rank {}: {} failed after {:.1f} s (since {}): {}\n  engine: {}", rank, what,
-                     seconds, clock_time(since), who, engine),
-              format("read the failed rank's own output{}; the limit for a call is {:.0f} s "
+              format("rank {}: {} failed after {:.1f} s (since {}): {}\n  reason: {}", rank, what,
+                     seconds, clock_time(since), who, reason),
+              format("read the failed rank's output{}; the limit for a call is {:.0f} s "
                      "(FLEET_TIMEOUT_S)",
                      log_dir ? format(" in {}/workerlog.*", log_dir) : std::string(),
                      static_cast<double>(timeout.count()) / 1e3));
 }
 
-Pending::Pending() = default;
-Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
-Pending::Pending(Pending&&) noexcept = default;
-Pending& Pending::operator=(Pending&&) noexcept = default;
+Work::Work() = default;
+Work::Work(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Work::Work(Work&&) noexcept = default;
+Work& Work::operator=(Work&&) noexcept = default;
 
-Pending::~Pending() {
-  // The engine holds the tensors until the work is done, so nothing dangles without a wait.
+Work::~Work() {
+  // LibTorch holds the tensors until the work is complete, so nothing dangles without a wait.
   if (!state_ || std::uncaught_exceptions() > 0) return;
   try {
     state_->block();
-  } catch (const std::exception&) {  // NOLINT: a destructor has nobody to tell
+  } catch (const std::exception&) {  // NOLINT: a destructor cannot report it
   }
 }
 
-void Pending::wait() {
+void Work::wait() {
   if (!state_) return;
   const auto state = std::move(state_);
   state->guarded([&] { state->block(); });
 }
 
-bool Pending::done() const { return !state_ || state_->is_done(); }
+bool Work::done() const { return !state_ || state_->is_done(); }
 
 Communicator::Communicator() = default;
 
@@ -120,7 +122,7 @@ Communicator::Communicator(std::shared_ptr<ElasticGroup> group, CommunicatorOpti
     : rank_(group->rank()),
       size_(group->size()),
       options_(std::move(options)),
-      carrier_(std::make_shared<ElasticCarrier>(group)),
+      transport_(std::make_shared<ElasticTransport>(group)),
       group_(std::move(group)),
       watch_(std::move(watch)) {}
 
@@ -129,48 +131,48 @@ Communicator::Communicator(const Store& store, int rank, int size, CommunicatorO
     : rank_(rank), size_(size), options_(std::move(options)), watch_(std::move(watch)) {
   FLEET_ASSERT(rank >= 0 && rank < size, format("rank {} of {}", rank, size));
   if (options_.timeout <= std::chrono::milliseconds(0)) {
-    throw Error("comm",
-                format("a time limit of {} ms would fail every call", options_.timeout.count()),
-                "set FLEET_TIMEOUT_S to a number of seconds above 0");
+    throw UsageError(
+        "comm", format("a time limit of {} ms would fail every call", options_.timeout.count()),
+        "set FLEET_TIMEOUT_S to a number of seconds above 0");
   }
-  carrier_ = std::make_shared<EngineCarrier>(store, rank, size, options_, watch_);
+  transport_ = std::make_shared<ProcessGroupTransport>(store, rank, size, options_, watch_);
 }
 
-Communicator::Communicator(const Communicator& other, std::shared_ptr<Carrier> carrier)
+Communicator::Communicator(const Communicator& other, std::shared_ptr<Transport> transport)
     : rank_(other.rank_),
       size_(other.size_),
       options_(other.options_),
-      carrier_(std::move(carrier)),
+      transport_(std::move(transport)),
       group_(other.group_),
       watch_(other.watch_) {}
 
 Communicator::~Communicator() = default;
 
-Pending Communicator::begin(std::unique_ptr<Pending::State> state, std::string_view what,
-                            const std::vector<torch::Tensor>& tensors) {
+Work Communicator::begin(std::unique_ptr<Work::State> state, std::string_view what,
+                         const std::vector<torch::Tensor>& tensors) {
   state->what = format("{}{}", what, describe(tensors));
   state->since = Clock::now();
   state->timeout = options_.timeout;
   state->rank = rank_;
   state->watch = watch_;
   if (watch_) {
-    state->group = carrier_->group();
-    state->number = watch_->starts(state->group, state->what);
+    state->group = transport_->group();
+    state->number = watch_->begin_call(state->group, state->what);
   }
   state->guarded([&] { state->launch(); });
-  return Pending(std::move(state));
+  return Work(std::move(state));
 }
 
-Pending Communicator::start(Call call, std::string_view what) {
+Work Communicator::start(Collective call, std::string_view what) {
   if (size_ == 1) return {};
   auto tensors = call.tensors;
-  if (call.kind == Call::Kind::kGather) tensors.resize(1);  // what it sends
-  auto state = carrier_->prepare(std::move(call));
-  return state ? begin(std::move(state), what, tensors) : Pending();
+  if (call.kind == Collective::Kind::kAllGather) tensors.resize(1);  // what it sends
+  auto state = transport_->prepare(std::move(call));
+  return state ? begin(std::move(state), what, tensors) : Work();
 }
 
-Pending Communicator::all_reduce_async(const torch::Tensor& tensor, ReduceOp op,
-                                       std::string_view what) {
+Work Communicator::all_reduce_async(const torch::Tensor& tensor, ReduceOp op,
+                                    std::string_view what) {
   return all_reduce_together({tensor}, op, what);
 }
 
@@ -178,26 +180,25 @@ void Communicator::all_reduce(const torch::Tensor& tensor, ReduceOp op, std::str
   all_reduce_async(tensor, op, what).wait();
 }
 
-Pending Communicator::all_reduce_together(const std::vector<torch::Tensor>& tensors, ReduceOp op,
-                                          std::string_view what) {
+Work Communicator::all_reduce_together(const std::vector<torch::Tensor>& tensors, ReduceOp op,
+                                       std::string_view what) {
   for (const auto& tensor : tensors) {
     check(tensor, "all_reduce");
     if (op == ReduceOp::kAvg && tensor.scalar_type() == torch::kLong) {
-      throw Error("comm", "all_reduce: the average of int64 would be cut off",
+      throw Error("comm", "all_reduce: the average of int64 would be truncated",
                   "reduce with kSum and divide");
     }
   }
-  return start({.kind = Call::Kind::kReduce, .tensors = tensors, .op = op},
+  return start({.kind = Collective::Kind::kAllReduce, .tensors = tensors, .op = op},
                format("all_reduce of {}", what));
 }
 
-Pending Communicator::broadcast_async(const torch::Tensor& tensor, int root,
-                                      std::string_view what) {
+Work Communicator::broadcast_async(const torch::Tensor& tensor, int root, std::string_view what) {
   check(tensor, "broadcast");
   if (root < 0 || root >= size_) {
     throw Error("comm", format("broadcast: there is no rank {} among {}", root, size_));
   }
-  return start({.kind = Call::Kind::kBroadcast, .tensors = {tensor}, .root = root},
+  return start({.kind = Collective::Kind::kBroadcast, .tensors = {tensor}, .root = root},
                format("broadcast of {} from rank {}", what, root));
 }
 
@@ -211,17 +212,18 @@ torch::Tensor Communicator::all_gather(const torch::Tensor& tensor, std::string_
   auto shape = tensor.sizes().vec();
   shape.insert(shape.begin(), size_);
   auto rows = torch::empty(shape, tensor.options());
-  start({.kind = Call::Kind::kGather, .tensors = {tensor, rows}}, format("all_gather of {}", what))
+  start({.kind = Collective::Kind::kAllGather, .tensors = {tensor, rows}},
+        format("all_gather of {}", what))
       .wait();
   return rows;
 }
 
 void Communicator::barrier(std::string_view what) {
-  start({.kind = Call::Kind::kMeet}, format("barrier ({})", what)).wait();
+  start({.kind = Collective::Kind::kBarrier}, format("barrier ({})", what)).wait();
 }
 
 std::vector<int> Communicator::present() const {
-  return carrier_ ? carrier_->present() : std::vector<int>{rank_};
+  return transport_ ? transport_->present() : std::vector<int>{rank_};
 }
 
 int Communicator::index() const {
@@ -230,9 +232,16 @@ int Communicator::index() const {
   return own == ranks.end() ? rank_ : static_cast<int>(own - ranks.begin());
 }
 
+std::shared_ptr<Communicator> Communicator::with_timeout(std::chrono::milliseconds timeout) const {
+  if (size_ == 1) return std::make_shared<Communicator>();
+  std::shared_ptr<Communicator> same(new Communicator(*this, transport_));
+  same->options_.timeout = timeout;
+  return same;
+}
+
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) const {
   if (size_ == 1) return std::make_shared<Communicator>();
-  return std::shared_ptr<Communicator>(new Communicator(*this, carrier_->duplicate(name)));
+  return std::shared_ptr<Communicator>(new Communicator(*this, transport_->duplicate(name)));
 }
 
 }  // namespace fleet::comm

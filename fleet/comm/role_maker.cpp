@@ -1,15 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/comm/role_maker.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
+#include "fleet/comm/rendezvous/host_list.h"
+#include "fleet/comm/rendezvous/job_key.h"
+#include "fleet/comm/rendezvous/network_address.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/printable.h"
 
 namespace fleet {
 namespace {
 
-/// Reads variables and collects what is wrong with them, so that all of it is reported at once.
+/// Reads variables and collects all problems, to report them at once.
 class Environment {
  public:
   explicit Environment(const RoleMaker::Lookup& variable) : variable_(variable) {}
@@ -26,7 +32,7 @@ class Environment {
     const auto* const end = value->data() + value->size();
     const auto parsed = std::from_chars(value->data(), end, result);
     if (parsed.ec != std::errc() || parsed.ptr != end) {
-      problems_.push_back(format("{}='{}' is not a whole number", name, *value));
+      problems_.push_back(format("{}='{}' is not a whole number", name, printable(*value)));
       return std::nullopt;
     }
     return result;
@@ -52,8 +58,10 @@ class Environment {
 
   void raise() const {
     if (problems_.empty()) return;
-    throw Error::all("comm", "the environment does not say clearly which rank this is:", problems_,
-                     "start the program with fleetrun, or unset what a launcher has left behind");
+    throw UsageError::all("comm",
+                          "the environment does not say clearly which rank this is:", problems_,
+                          "start the program with fleetrun, or unset what a launcher has left "
+                          "behind");
   }
 
  private:
@@ -72,7 +80,7 @@ std::vector<std::string> split(const std::string& list, char separator) {
   return parts;
 }
 
-// A port that all ranks of one job derive alike when nothing tells them one.
+// The same port on all ranks of a job, if none is given.
 int port_from(const std::string& job) {
   uint32_t hash = 2166136261u;
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
@@ -82,6 +90,27 @@ int port_from(const std::string& job) {
 void read_master(Environment& environment, RoleMaker& role) {
   if (const auto address = environment.text("MASTER_ADDR")) role.master_address = *address;
   if (const auto port = environment.number("MASTER_PORT")) role.master_port = *port;
+}
+
+// "host:port"
+void read_place(Environment& environment, const std::string& name, const std::string& place,
+                RoleMaker& role) {
+  const auto colon = place.rfind(':');
+  const auto* const end = place.data() + place.size();
+  if (colon != std::string::npos && colon > 0) {
+    const auto parsed = std::from_chars(place.data() + colon + 1, end, role.master_port);
+    role.master_address = place.substr(0, colon);
+    if (parsed.ec == std::errc() && parsed.ptr == end) return;
+  }
+  environment.problem(format("{}: '{}' is not host:port", name, printable(place)));
+}
+
+// If one of the two numbers is missing, local ranks are counted after the rendezvous.
+void read_local_ranks(RoleMaker& role, const std::optional<int>& rank,
+                      const std::optional<int>& size) {
+  role.knows_local_ranks = rank && size;
+  role.local_rank = rank.value_or(0);
+  role.local_world_size = size.value_or(role.local_rank + 1);
 }
 
 bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
@@ -101,18 +130,20 @@ bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
                                  role.endpoints.size(), world_name, *world));
     }
   }
-  const auto local = environment.agreed("LOCAL_RANK", "PADDLE_RANK_IN_NODE");
-  const auto local_world = environment.number("LOCAL_WORLD_SIZE");
-  role.local_rank = local.value_or(role.rank);
-  role.local_world_size = local_world.value_or(local ? *local + 1 : role.world_size);
+  read_local_ranks(role, environment.agreed("LOCAL_RANK", "PADDLE_RANK_IN_NODE"),
+                   environment.number("LOCAL_WORLD_SIZE"));
   read_master(environment, role);
   if (role.master_address.empty() && !role.endpoints.empty()) {
-    const auto colon = role.endpoints[0].rfind(':');
-    role.master_address = role.endpoints[0].substr(0, colon);
-    role.master_port = std::atoi(role.endpoints[0].substr(colon + 1).c_str());
+    read_place(environment, "PADDLE_TRAINER_ENDPOINTS", role.endpoints[0], role);
   }
-  const auto agent = environment.text("TORCHELASTIC_USE_AGENT_STORE");
-  role.store_is_hosted = agent && (*agent == "True" || *agent == "1" || *agent == "true");
+  if (const auto place = environment.text("FLEET_STORE")) {
+    read_place(environment, "FLEET_STORE", *place, role);
+    role.store_host = StoreHost::kFleetrun;
+  } else {
+    const auto agent = environment.text("TORCHELASTIC_USE_AGENT_STORE");
+    const bool is_hosted = agent && (*agent == "True" || *agent == "1" || *agent == "true");
+    if (is_hosted) role.store_host = StoreHost::kTorchrun;
+  }
   role.restart_count = environment.number("TORCHELASTIC_RESTART_COUNT").value_or(0);
   role.is_elastic = environment.number("FLEET_ELASTIC").value_or(0) != 0;
   role.min_ranks = environment.number("FLEET_MIN_RANKS").value_or(1);
@@ -120,54 +151,149 @@ bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
   return true;
 }
 
-// SLURM_STEP_NUM_TASKS exists only inside srun. A batch script sees SLURM_PROCID=0 too, and a
-// program started there directly must not wait for ranks that nobody starts.
-bool read_slurm(Environment& environment, RoleMaker& role) {
-  const auto world = environment.number("SLURM_STEP_NUM_TASKS");
-  const auto rank = environment.number("SLURM_PROCID");
-  if (!world || !rank) return false;
-  role.source = "SLURM_PROCID, SLURM_STEP_NUM_TASKS";
-  role.rank = *rank;
-  role.world_size = *world;
-  role.local_rank = environment.number("SLURM_LOCALID").value_or(0);
-  const auto per_node = environment.text("SLURM_STEP_TASKS_PER_NODE");
-  role.local_world_size =
-      per_node ? std::max(1, std::atoi(per_node->c_str())) : role.local_rank + 1;
-  role.local_world_size = std::max(role.local_world_size, role.local_rank + 1);
+// From the local and the global world size, for launchers that name no master.
+void derive_master(Environment& environment, RoleMaker& role, const std::string& launcher,
+                   const std::string& job, const std::string& fix) {
   read_master(environment, role);
+  const bool is_one_machine = role.knows_local_ranks && role.world_size == role.local_world_size;
+  if (role.master_address.empty() && is_one_machine) role.master_address = "127.0.0.1";
   if (role.master_address.empty()) {
-    const auto nodes = environment.text("SLURM_STEP_NODELIST");
-    role.master_address = nodes ? first_slurm_host(*nodes) : "127.0.0.1";
+    environment.problem(format("{} does not give the address of rank 0: {}", launcher, fix));
+  } else if (role.master_port == 0) {
+    role.master_port = port_from(job);
   }
-  if (role.master_port == 0) {
-    role.master_port = port_from(environment.text("SLURM_JOB_ID").value_or("") + "." +
-                                 environment.text("SLURM_STEP_ID").value_or(""));
-  }
-  return true;
 }
 
+// Before Slurm's: under mpirun in a Slurm job, Slurm's variables are those of its daemons, one for
+// each node.
 bool read_open_mpi(Environment& environment, RoleMaker& role) {
   const auto rank = environment.number("OMPI_COMM_WORLD_RANK");
   const auto world = environment.number("OMPI_COMM_WORLD_SIZE");
-  if (!rank || !world) return false;
+  if (!rank && !world) return false;
   role.source = "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE";
-  role.rank = *rank;
-  role.world_size = *world;
-  role.local_rank = environment.number("OMPI_COMM_WORLD_LOCAL_RANK").value_or(0);
-  role.local_world_size =
-      environment.number("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(role.local_rank + 1);
-  read_master(environment, role);
-  if (role.world_size == role.local_world_size) {
-    if (role.master_address.empty()) role.master_address = "127.0.0.1";
-    if (role.master_port == 0) {
-      role.master_port = port_from(environment.text("PMIX_NAMESPACE").value_or("ompi"));
-    }
-  } else if (role.master_address.empty() || role.master_port == 0) {
-    environment.problem(
-        "Open MPI does not tell where rank 0 is: pass -x MASTER_ADDR=... -x MASTER_PORT=... to "
-        "mpirun");
-  }
+  role.rank = environment.required("OMPI_COMM_WORLD_RANK", rank, "OMPI_COMM_WORLD_SIZE");
+  role.world_size = environment.required("OMPI_COMM_WORLD_SIZE", world, "OMPI_COMM_WORLD_RANK");
+  read_local_ranks(role, environment.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+                   environment.number("OMPI_COMM_WORLD_LOCAL_SIZE"));
+  derive_master(environment, role, "Open MPI", environment.text("PMIX_NAMESPACE").value_or("ompi"),
+                "pass -x MASTER_ADDR=... -x MASTER_PORT=... to mpirun");
   return true;
+}
+
+// Slurm's variables: of the step, else of the job.
+class SlurmNames {
+ public:
+  explicit SlurmNames(Environment& environment) : environment_(environment) {}
+
+  std::optional<int> tasks() const {
+    for (const auto* name : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"}) {
+      if (const auto found = environment_.number(name)) return found;
+    }
+    return std::nullopt;
+  }
+  std::optional<std::string> first_of(std::initializer_list<const char*> names) const {
+    for (const auto* name : names) {
+      if (auto found = environment_.text(name)) return found;
+    }
+    return std::nullopt;
+  }
+  /// Started by srun, once per task.
+  bool is_in_step() const {
+    return first_of({"SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST",
+                     "SLURM_SRUN_COMM_PORT"})
+        .has_value();
+  }
+  /// Tasks of this node, by its index among the nodes.
+  std::optional<int> tasks_here() const {
+    const auto list = first_of({"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
+    if (!list) return std::nullopt;
+    const auto counts = comm::expand_task_counts(*list);
+    const auto node = environment_.number("SLURM_NODEID");
+    if (std::equal(counts.begin() + 1, counts.end(), counts.begin())) return counts.front();
+    if (!node || *node < 0 || static_cast<size_t>(*node) >= counts.size()) return std::nullopt;
+    return counts[static_cast<size_t>(*node)];
+  }
+  std::string first_node() const {
+    const auto list = first_of({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+    return list ? comm::expand_host_list(*list).front() : "";
+  }
+
+ private:
+  Environment& environment_;
+};
+
+// A batch script sees SLURM_PROCID=0 too. A program started there directly must not wait for ranks
+// that are never started, and one without the step's variables must not train alone.
+bool read_slurm(Environment& environment, RoleMaker& role) {
+  const SlurmNames slurm(environment);
+  const auto rank = environment.number("SLURM_PROCID");
+  const auto tasks = slurm.tasks();
+  if (!rank && !environment.text("SLURM_STEP_NUM_TASKS")) return false;
+  role.source = "SLURM_PROCID, SLURM_STEP_NUM_TASKS";
+  role.rank = environment.required("SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS");
+  role.world_size = tasks.value_or(1);
+  if (!tasks && role.rank > 0) {
+    environment.problem(
+        format("SLURM_PROCID={} implies several ranks, and neither "
+               "SLURM_STEP_NUM_TASKS nor SLURM_NTASKS says how many",
+               role.rank));
+    return true;
+  }
+  if (!slurm.is_in_step() && role.rank == 0) {
+    if (role.world_size == 1) {
+      role.source = "Slurm, one task";
+      return true;
+    }
+    environment.problem(
+        format("the job has {} tasks (SLURM_NTASKS), and this process was not started by srun, so "
+               "it would train alone: start it with srun, or say RANK=0 WORLD_SIZE=1 for one "
+               "process",
+               role.world_size));
+    return true;
+  }
+  if (!environment.text("SLURM_STEP_NUM_TASKS")) role.source = "SLURM_PROCID, SLURM_NTASKS";
+  read_local_ranks(role, environment.number("SLURM_LOCALID"), slurm.tasks_here());
+  role.local_world_size = std::max(role.local_world_size, role.local_rank + 1);
+  if (!environment.text("MASTER_ADDR")) role.master_address = slurm.first_node();
+  derive_master(environment, role, "Slurm",
+                environment.text("SLURM_JOB_ID").value_or("") + "." +
+                    slurm.first_of({"SLURM_STEP_ID", "SLURM_STEPID"}).value_or(""),
+                "neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set; set MASTER_ADDR to the "
+                "host of rank 0");
+  return true;
+}
+
+// MPICH, Intel MPI and others with Hydra.
+bool read_pmi(Environment& environment, RoleMaker& role) {
+  const auto rank = environment.number("PMI_RANK");
+  const auto world = environment.number("PMI_SIZE");
+  if (!rank && !world) {
+    if (const auto alone = environment.text("PMIX_RANK")) {
+      environment.problem(
+          format("PMIX_RANK={} implies several ranks, and nothing gives "
+                 "their number: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                 printable(*alone)));
+    }
+    return false;
+  }
+  role.source = "PMI_RANK, PMI_SIZE";
+  role.rank = environment.required("PMI_RANK", rank, "PMI_SIZE");
+  role.world_size = environment.required("PMI_SIZE", world, "PMI_RANK");
+  read_local_ranks(role, environment.number("MPI_LOCALRANKID"),
+                   environment.number("MPI_LOCALNRANKS"));
+  derive_master(environment, role, "MPI", environment.text("PMI_ID").value_or("pmi"),
+                "pass -env MASTER_ADDR ... -env MASTER_PORT ... to mpiexec");
+  return true;
+}
+
+// Whether ranks of other machines connect to this one: if the number of local ranks is unknown, a
+// master that is not a loopback address decides.
+bool ranks_span_machines(const Environment& environment, const RoleMaker& role) {
+  const bool is_loopback = comm::is_loopback_name(role.master_address);
+  if (is_loopback && role.store_host != StoreHost::kRankZero)
+    return false;  // all ranks have reached it
+  if (role.knows_local_ranks) return role.world_size > role.local_world_size;
+  return !is_loopback || environment.text("KUBERNETES_SERVICE_HOST").has_value();
 }
 
 }  // namespace
@@ -182,10 +308,17 @@ RoleMaker RoleMaker::from_environment() {
 RoleMaker RoleMaker::from_environment(const Lookup& variable) {
   Environment environment(variable);
   RoleMaker role;
-  const bool found = read_torchrun_or_paddle(environment, role) || read_slurm(environment, role) ||
-                     read_open_mpi(environment, role);
+  const bool found = read_torchrun_or_paddle(environment, role) ||
+                     read_open_mpi(environment, role) || read_slurm(environment, role) ||
+                     read_pmi(environment, role);
   environment.raise();
-  if (found) role.check();
+  if (!found) return role;
+  if (auto key = environment.text(comm::kJobKeyVariable)) {
+    comm::check_job_key(*key, comm::kJobKeyVariable);
+    role.job_key = std::move(*key);
+  }
+  role.spans_machines = ranks_span_machines(environment, role);
+  role.check();
   return role;
 }
 
@@ -199,9 +332,9 @@ void RoleMaker::check() const {
     problems.push_back(format("local rank {} is outside 0..{}", local_rank, local_world_size - 1));
   }
   if (world_size > 1 && master_address.empty()) {
-    problems.emplace_back("MASTER_ADDR is not set, so the ranks have no place to meet");
+    problems.emplace_back("MASTER_ADDR is not set, so there is no address for the rendezvous");
   }
-  if (is_elastic && world_size > 1 && !store_is_hosted) {
+  if (is_elastic && world_size > 1 && store_host == StoreHost::kRankZero) {
     problems.emplace_back(
         "FLEET_ELASTIC=1 without fleetrun: rank 0 would host the store, and could not be lost");
   }
@@ -209,8 +342,8 @@ void RoleMaker::check() const {
     problems.push_back(format("MASTER_PORT is {}, not a port", master_port));
   }
   if (!problems.empty()) {
-    throw Error::all("comm", format("the ranks do not fit together (from {}):", source), problems,
-                     "start the program with fleetrun");
+    throw UsageError::all("comm", format("the ranks are inconsistent (from {}):", source), problems,
+                          "start the program with fleetrun");
   }
 }
 
@@ -220,13 +353,6 @@ RoleMaker PaddleCloudRoleMaker::role() const {
                 "say {.is_collective = true}: the ranks train by collectives");
   }
   return RoleMaker::from_environment();
-}
-
-std::string first_slurm_host(const std::string& list) {
-  const auto bracket = list.find_first_of("[,");
-  if (bracket == std::string::npos || list[bracket] == ',') return list.substr(0, bracket);
-  const auto end = list.find_first_of("-,]", bracket);
-  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
 }  // namespace fleet

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -7,12 +8,17 @@
 
 namespace fleet {
 
-/// Which rank this process is, among how many, and where they meet.
+/// Which process hosts the rendezvous store.
+enum class StoreHost { kRankZero, kFleetrun, kTorchrun };
+
+/// Rank and world size of this process, and the address of the rendezvous.
 ///
 /// `from_environment` reads, in this order: torchrun's names (RANK, WORLD_SIZE, LOCAL_RANK,
 /// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Paddle's (PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM,
-/// PADDLE_TRAINER_ENDPOINTS, ...), those of a Slurm step, Open MPI's. None of them: one process.
-/// fleetrun sets the first two kinds.
+/// PADDLE_TRAINER_ENDPOINTS, ...), Open MPI's (OMPI_COMM_WORLD_...), Slurm's (of the step, else of
+/// the job), and PMI's (PMI_RANK, PMI_SIZE). None of them: one process. Variables that imply
+/// several ranks without saying which or how many are an Error: otherwise each rank would train on
+/// its own. fleetrun sets the first two kinds, and FLEET_STORE and FLEET_JOB_KEY.
 ///
 ///   fleet::init(RoleMaker{.rank = 1, .world_size = 2, .master_address = "10.0.0.1", .master_port =
 ///   29500});
@@ -23,19 +29,22 @@ struct RoleMaker {
   int local_world_size = 1;
   std::string master_address;
   int master_port = 0;
-  bool store_is_hosted = false;  // by the launcher; otherwise rank 0 hosts it
+  StoreHost store_host = StoreHost::kRankZero;
+  std::string job_key = {};       // FLEET_JOB_KEY: needed to read or write the store
+  bool spans_machines = false;    // ranks of other machines connect to this one
+  bool knows_local_ranks = true;  // false: counted after the rendezvous
   int restart_count = 0;
-  bool is_elastic = false;             // FLEET_ELASTIC=1: ranks may be lost and come back
-  int min_ranks = 1;                   // FLEET_MIN_RANKS: with fewer an elastic job does not go on
-  std::string gpu = {};                // FLAGS_selected_gpus: the one that fleetrun --gpus gave it
-  std::vector<std::string> endpoints;  // one per rank, when the launcher told
+  bool is_elastic = false;             // FLEET_ELASTIC=1: ranks may be lost and rejoin
+  int min_ranks = 1;                   // FLEET_MIN_RANKS: with fewer an elastic job ends
+  std::string gpu = {};                // FLAGS_selected_gpus: set by fleetrun --gpus
+  std::vector<std::string> endpoints;  // one per rank, if the launcher gave them
   std::string source = "no launcher: one process";
 
   using Lookup = std::function<std::optional<std::string>(const std::string&)>;
   static RoleMaker from_environment();
   static RoleMaker from_environment(const Lookup& variable);
 
-  /// Throws an Error that lists everything that does not fit together.
+  /// Throws an Error that lists all contradictions.
   void check() const;
 };
 
@@ -48,8 +57,5 @@ struct PaddleCloudRoleMaker {
 
   RoleMaker role() const;
 };
-
-/// The first host of Slurm's compressed list: "node[03-05,9],x" gives "node03".
-std::string first_slurm_host(const std::string& list);
 
 }  // namespace fleet

@@ -1,21 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/comm/world.h"
-
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstdlib>
 
-#include "fleet/comm/elastic_group.h"
-#include "fleet/comm/meeting.h"
-#include "fleet/comm/peer_watch.h"
-#include "fleet/comm/store.h"
+#include "fleet/comm/elastic/elastic_group.h"
+#include "fleet/comm/rendezvous/host_id.h"
+#include "fleet/comm/rendezvous/job_key.h"
+#include "fleet/comm/rendezvous/network_address.h"
+#include "fleet/comm/rendezvous/peer_watch.h"
+#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store_based_barrier.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
-#include "fleet/core/process_setup.h"
-#include "fleet/core/training_devices.h"
+#include "fleet/core/process/process_setup.h"
+#include "fleet/core/process/training_devices.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/printable.h"
 
 namespace fleet {
 namespace {
@@ -37,13 +37,13 @@ WorldState*& state() {
   return world;
 }
 
-// A process that ends without `shutdown` runs the engine's static destructors: no thread of ours
-// may still be in the engine then.
-void rest_at_exit() {
+// A process that ends without `shutdown` runs LibTorch's static destructors: no thread of ours may
+// still be in LibTorch then.
+void stop_threads_at_exit() {
   [[maybe_unused]] static const int registered = std::atexit([] {
     if (state() == nullptr || !state()->watch) return;
-    state()->watch->rest();
-    if (const auto& group = state()->communicator->elastic()) group->rest();
+    state()->watch->stop();
+    if (const auto& group = state()->communicator->elastic()) group->stop();
   });
 }
 
@@ -62,44 +62,39 @@ milliseconds time_limit() {
   const double seconds = std::strtod(text, &end);
   constexpr double kYear = 365 * 86400.0;  // every call has a finite limit
   if (end == text || *end != '\0' || !(seconds >= 0.001 && seconds <= kYear)) {
-    throw Error("comm", format("FLEET_TIMEOUT_S='{}' is not a number of seconds above 0", text),
-                "give the limit of every call between ranks, such as 600");
+    throw UsageError(
+        "comm", format("FLEET_TIMEOUT_S='{}' is not a number of seconds above 0", printable(text)),
+        "give the limit of every call between ranks, such as 600");
   }
   return milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
-// The address of this machine that reaches the master: the one the others can reach it by.
-std::string own_address(const std::string& master, int port) {
-  if (const char* told = std::getenv("FLEET_ADDRESS")) return told;
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(master.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
-  std::string address;
-  for (auto* item = found; item != nullptr && address.empty(); item = item->ai_next) {
-    const int socket = ::socket(item->ai_family, SOCK_DGRAM, 0);
-    if (socket < 0) continue;
-    sockaddr_storage own{};
-    socklen_t length = sizeof(own);
-    char text[NI_MAXHOST] = {};
-    if (::connect(socket, item->ai_addr, item->ai_addrlen) == 0 &&
-        ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-        ::getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
-                      NI_NUMERICHOST) == 0) {
-      address = text;
-    }
-    ::close(socket);
+// The address at which the other ranks can reach this one.
+std::string own_address(const RoleMaker& role) {
+  if (const char* given = std::getenv("FLEET_ADDRESS")) return given;
+  const auto port = static_cast<uint16_t>(role.master_port);
+  const auto towards = comm::address_towards(role.master_address, port);
+  const bool is_loopback = comm::resolve(towards, port).front().is_loopback();
+  if (!is_loopback || !role.spans_machines) return towards;
+  // Rank 0 of a job whose MASTER_ADDR is "localhost" there, as some schedulers have it.
+  const auto name = comm::host_name();
+  for (const auto& address : comm::resolve(name, port)) {
+    if (!address.is_loopback()) return address.text();
   }
-  ::freeaddrinfo(found);
-  return address;
+  throw Error(
+      "comm",
+      format("rank {} knows no address by which other machines reach it: MASTER_ADDR={} and "
+             "the host name {} are this machine's loopback",
+             role.rank, role.master_address, name),
+      "set FLEET_ADDRESS to this machine's address");
 }
 
-// A rank that was promised a GPU must not train somewhere else in silence.
+// A rank that was started for a GPU must not train on another device silently.
 void check_device(const RoleMaker& role) {
   if (role.gpu.empty()) return;
   std::string known;
   for (const auto type : training_devices()) {
-    if (type != torch::kCPU) return;  // which GPU is whose, the program knows by its local rank
+    if (type != torch::kCPU) return;  // the program chooses its GPU by its local rank
     known += c10::DeviceTypeName(type, /*lower_case=*/false);
   }
   throw UsageError("comm",
@@ -110,47 +105,77 @@ void check_device(const RoleMaker& role) {
                           role.local_world_size));
 }
 
-// Waits for every rank, and says which ones did not come.
-void meet(const comm::Store& store, const RoleMaker& role, milliseconds limit) {
-  const auto missing = comm::meet(store, role.rank, role.world_size, limit);
+// An Error names the ranks that did not arrive.
+void wait_for_all_ranks(const comm::Store& store, const RoleMaker& role, milliseconds limit) {
+  comm::WaitNotice notice("init", limit);
+  const auto missing = comm::store_based_barrier(store, role.rank, role.world_size, limit, notice);
   if (missing.empty()) return;
   throw Error("comm",
-              format("rank {} waited {:.0f} s at {}:{}, and of {} ranks these did not come:{}",
+              format("rank {} waited {:.0f} s at {}:{}, and of {} ranks {} did not arrive",
                      role.rank, static_cast<double>(limit.count()) / 1e3, role.master_address,
-                     role.master_port, role.world_size, missing),
+                     role.master_port, role.world_size, comm::ranks_text(missing)),
               "see whether they were started, and whether they died before fleet::init()");
 }
 
+comm::Store host_store(const RoleMaker& role, milliseconds limit) {
+  const auto place = comm::bind_address(role.master_address, role.spans_machines);
+  if (!place.warning.empty()) log::warn("comm", place.warning);
+  if (role.job_key.empty() && role.spans_machines) {
+    log::warn("comm", format("{} is not set: any host that reaches port {} of this machine can "
+                             "read and change the store; give all ranks the same random key",
+                             comm::kJobKeyVariable, role.master_port));
+  }
+  return comm::Store::host(static_cast<uint16_t>(role.master_port), limit, place.address,
+                           role.job_key);
+}
+
 comm::Store connect(const RoleMaker& role, milliseconds limit) {
+  const auto port = static_cast<uint16_t>(role.master_port);
+  comm::WaitNotice notice("init", limit);
+  if (role.store_host == StoreHost::kTorchrun) {
+    return comm::Store::connect_to_torchrun(role.master_address, port, limit, &notice);
+  }
   try {
-    return comm::Store::connect(role.master_address, static_cast<uint16_t>(role.master_port),
-                                limit);
+    return comm::Store::connect(role.master_address, port, limit, role.job_key, &notice);
   } catch (const Error& error) {
-    if (role.store_is_hosted) throw;
-    throw Error(
-        "comm",
-        format("rank {} waited for rank 0, which hosts the store, and it did not come:\n  {}",
-               role.rank, error.what()));
+    if (role.store_host != StoreHost::kRankZero) throw;
+    throw Error("comm", format("rank {} cannot reach rank 0, which hosts the store:\n  {}",
+                               role.rank, error.what()));
   }
 }
 
-void join(WorldState& world, milliseconds limit) {
-  const auto& role = world.role;
-  if (!role.store_is_hosted && role.rank == 0) {
-    world.hosted = comm::Store::host(static_cast<uint16_t>(role.master_port), limit);
+// The local rank, if no variable gives it.
+void count_local_ranks(RoleMaker& role, const std::vector<comm::PeerIdentity>& peers) {
+  if (role.knows_local_ranks) return;
+  const auto& own = peers[static_cast<size_t>(role.rank)].host_id;
+  role.local_rank = role.local_world_size = 0;
+  for (size_t rank = 0; rank < peers.size(); ++rank) {
+    if (peers[rank].host_id != own) continue;
+    if (static_cast<int>(rank) < role.rank) ++role.local_rank;
+    ++role.local_world_size;
   }
-  auto connection = connect(role, limit);
-  // A restarted job must not find what the one before left in the launcher's store.
+  role.source += "; local ranks counted by machine";
+}
+
+void join(WorldState& world, milliseconds limit) {
+  auto& role = world.role;
+  if (role.store_host == StoreHost::kRankZero && role.rank == 0) {
+    world.hosted = host_store(role, limit);
+  }
+  const auto connection = world.hosted ? *world.hosted : connect(role, limit);
+  // A restarted job must not read what its last attempt left in the launcher's store.
   world.store = connection.prefixed(format("fleet/{}", role.restart_count));
-  meet(*world.store, role, limit);
 
   comm::CommunicatorOptions options;
   options.timeout = limit;
-  options.address = own_address(role.master_address, role.master_port);
+  options.address = own_address(role);
   if (const char* backend = std::getenv("FLEET_BACKEND")) options.backend = backend;
+  // It publishes its identity before the barrier, so that no rank waits for it afterwards.
   world.watch = std::make_shared<comm::PeerWatch>(world.store->duplicate(), role.rank,
                                                   role.world_size, options.address);
-  world.watch->gather();
+  wait_for_all_ranks(*world.store, role, limit);
+  world.watch->gather_identities();
+  count_local_ranks(role, world.watch->peers());
   if (role.is_elastic) {
     world.communicator = std::make_shared<comm::Communicator>(
         std::make_shared<comm::ElasticGroup>(*world.store, role.rank, role.world_size, options,
@@ -184,17 +209,19 @@ void init(const RoleMaker& role) {
   world->role = role;
   world->endpoints = role.endpoints;
   log::set_rank(role.rank, role.world_size);
-  const auto setup = set_up_process(role.local_world_size);
+  std::string setup;
+  if (role.knows_local_ranks) setup = set_up_process(role.local_world_size);
   if (role.world_size > 1) {
     join(*world, limit);
   } else {
     world->communicator = std::make_shared<comm::Communicator>();
     if (world->endpoints.empty()) world->endpoints = {"127.0.0.1:0"};
   }
+  if (!role.knows_local_ranks) setup = set_up_process(world->role.local_world_size);
   log::info("init", format("{} rank{} ({}), {}", role.world_size, role.world_size == 1 ? "" : "s",
-                           role.source, setup));
+                           world->role.source, setup));
   state() = world.release();
-  rest_at_exit();
+  stop_threads_at_exit();
 }
 
 bool is_initialized() { return state() != nullptr; }
@@ -204,18 +231,18 @@ void shutdown() {
   std::unique_ptr<WorldState> world(state());
   state() = nullptr;
   if (std::uncaught_exceptions() > 0) {
-    // Closing would wait for collectives under way; the end of the process closes everything.
-    world.release();  // NOLINT: left behind on purpose
+    // Closing would wait for collectives in flight; the end of the process closes everything.
+    world.release();  // NOLINT: leaked on purpose
     return;
   }
   if (world->communicator->elastic()) {
     world->communicator->barrier("shutdown");
-    world->watch->rest();
+    world->watch->stop();
     world->communicator->elastic()->leave();
   } else if (world->role.world_size > 1) {
     world->communicator->barrier("shutdown");
-    // Rank 0 may host the store: it leaves last, when every rank has said that it needs it no more.
-    world->watch->rest();
+    // Rank 0 may host the store: it leaves last, when no other rank needs the store any more.
+    world->watch->stop();
     if (world->role.rank == 0) {
       for (int rank = 1; rank < world->role.world_size; ++rank) {
         world->store->wait_for(format("left/{}", rank), milliseconds(5000));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -13,32 +14,32 @@
 namespace fleet {
 
 /// Joins the other ranks (RoleMaker::from_environment tells which), sets this process up for
-/// training, and says so: threads per rank = cores / ranks on this machine unless OMP_NUM_THREADS
+/// training, and logs it: threads per rank = cores / ranks on this machine unless OMP_NUM_THREADS
 /// is set; malloc keeps freed pages, since giving them back and faulting them in again can cost a
 /// third of a step.
 ///
 /// Environment: FLEET_TIMEOUT_S (limit of every call between ranks, 600), FLEET_BACKEND (gloo or
-/// nccl), FLEET_KEEP_PAGES=0 (leave malloc alone), FLEET_ADDRESS (this rank's own address);
-/// FLEET_ELASTIC and FLEET_MIN_RANKS come from fleetrun.
+/// nccl), FLEET_KEEP_PAGES=0 (leave malloc alone), FLEET_ADDRESS (this rank's own address),
+/// FLEET_JOB_KEY (the secret of the store, the same on all ranks); FLEET_STORE, FLEET_ELASTIC and
+/// FLEET_MIN_RANKS come from fleetrun.
 void init();
 void init(const RoleMaker& role);
 /// As the guide writes it: `init({.is_collective = true})`.
 void init(const PaddleCloudRoleMaker& role);
 bool is_initialized();
 
-/// Leaves the group: waits for the others, then closes the connections. Without it, a rank that
-/// returns from main early may look like a failed one to the others. From a destructor, while an
-/// exception is on its way, it waits for nobody: the others are in the middle of something else.
+/// Leaves the group: waits for the other ranks, then closes the connections. Without it, a rank
+/// that returns from main early may look like a failed one to the others. During stack unwinding it
+/// does not wait: the other ranks are in another call.
 void shutdown();
 
 int worker_index();
 int worker_num();
-/// The lowest of the ranks that are there: rank 0, unless it is lost in an elastic job.
+/// True on the lowest present rank: rank 0, unless an elastic job has lost it.
 bool is_first_worker();
 int local_worker_index();
 int local_worker_num();
-/// "host:port" per rank, as the launcher gave them, or else the addresses under which the ranks
-/// met.
+/// "host:port" per rank, as given by the launcher, or else the addresses of the rendezvous.
 std::vector<std::string> worker_endpoints();
 void barrier_worker();
 

@@ -1,10 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/error.h"
 
 #include <cstdio>
 
-#include "fleet/core/format.h"
-#include "fleet/core/restart_needed.h"
-#include "fleet/core/stop_request.h"
+#include "fleet/core/error_message.h"
+#include "fleet/core/process/standard_output.h"
+#include "fleet/core/process/uncaught.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/printable.h"
 
 namespace fleet {
 namespace {
@@ -35,27 +38,23 @@ UsageError UsageError::all(std::string_view area, std::string_view headline,
 
 void print_error(const std::exception& error) {
   std::fflush(stdout);
-  std::fprintf(stderr, "error: %s\n", error.what());
+  std::fprintf(stderr, "error: %s\n", printable_lines(error_message(error)).c_str());
 }
 
 int run_main(int (*body)(int, char**), int argc, char** argv) {
+  open_missing_streams();
+  handle_uncaught_exceptions();
+  int code = 0;
   try {
-    return body(argc, argv);
-  } catch (const HelpRequested& help) {
-    std::fputs(help.what(), stdout);
-    return 0;
-  } catch (const Stopped&) {
-    return Stopped::kExitCode;  // who stopped has said so
-  } catch (const UsageError& error) {
-    print_error(error);
-    return 2;
-  } catch (const RestartNeeded& error) {
-    print_error(error);
-    return RestartNeeded::kExitCode;
-  } catch (const std::exception& error) {
-    print_error(error);
-    return 1;
+    code = body(argc, argv);
+  } catch (...) {
+    code = report_current_exception();
   }
+  const auto problem = standard_output_problem();
+  if (problem.empty()) return code;
+  print_error(Error("output", format("standard output could not be written: {}", problem),
+                    "make room where it goes to, or send it somewhere else"));
+  return code == 0 ? 1 : code;
 }
 
 void detail::assertion_failed(const char* condition, const char* file, int line,

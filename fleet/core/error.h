@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <stdexcept>
@@ -26,14 +27,12 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& text) : std::runtime_error(text) {}
 };
 
-/// Prints an exception the way every Fleet program does ("error: ..."), on standard error.
-void print_error(const std::exception& error);
-
-/// Runs `body` as a program's main: what it returns, or 1 for an error, 2 for a UsageError; 0 for
-/// HelpRequested, whose text goes to standard output; 143 for Stopped (stop_request.h).
-int run_main(int (*body)(int, char**), int argc, char** argv);
-
-/// A wrong command line; `run_main` turns it into exit code 2.
+/// What the user wrote cannot be run: a flag, a strategy, a JSON file, an environment variable, a
+/// value of an options struct, or a file that one of these names. It is found before the first
+/// update, and would be found again by every new start: `run_main` makes exit code 2 of it, after
+/// which fleetrun starts nothing again.
+///
+///   throw UsageError("strategy", "lars and lamb are both on", "choose one");
 class UsageError : public Error {
  public:
   using Error::Error;
@@ -45,7 +44,7 @@ class UsageError : public Error {
   explicit UsageError(const Error& error) : Error(error) {}
 };
 
-/// `--help` was given. No error: thrown because only `main` may print and exit.
+/// `--help` or `--version` was given. No error: thrown because only `main` may print and exit.
 class HelpRequested : public std::exception {
  public:
   explicit HelpRequested(std::string text) : text_(std::move(text)) {}
@@ -54,6 +53,18 @@ class HelpRequested : public std::exception {
  private:
   std::string text_;
 };
+
+/// Prints an exception the way every Fleet program does ("error: ..."), on standard error: its
+/// `error_message` (error_message.h), without control characters.
+void print_error(const std::exception& error);
+
+/// Runs `body` as a program's main and returns its exit code: what `body` returns; 1 for an
+/// exception, which is printed; 2 for a UsageError; 0 for HelpRequested, whose text goes to
+/// standard output; 143 for Stopped (stop_request.h); 75 for RestartNeeded. Where standard output
+/// could not be written, says so and makes 1 of 0. docs/errors.md has the table.
+///
+///   int main(int argc, char** argv) { return fleet::run_main(body, argc, argv); }
+int run_main(int (*body)(int, char**), int argc, char** argv);
 
 namespace detail {
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line,

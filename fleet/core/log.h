@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string_view>
@@ -17,6 +18,6 @@ void plain(std::string_view text);
 /// Who is speaking; `fleet::init` sets it.
 void set_rank(int rank, int world_size);
 /// Another rank speaks for all where rank 0 is gone.
-void set_speaks(bool speaks);
+void set_enabled(bool enabled);
 
 }  // namespace fleet::log

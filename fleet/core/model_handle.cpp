@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/model_handle.h"
 
 #include <torch/nn/module.h>

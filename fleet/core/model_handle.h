@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
@@ -12,6 +13,7 @@ class Module;
 
 namespace fleet {
 
+/// A parameter or buffer under its name in the model.
 struct NamedTensor {
   std::string name;
   torch::Tensor tensor;

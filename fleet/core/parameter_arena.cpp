@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/parameter_arena.h"
 
 #include <sys/mman.h>
@@ -8,7 +9,8 @@
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/process/huge_page.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
@@ -41,7 +43,6 @@ torch::Tensor gradient_view_of(const torch::Tensor& flat, int64_t offset,
 // miss the TLB less, worth some 3 % of an update.
 torch::Tensor zeroed(int64_t numel, const torch::TensorOptions& options) {
   auto tensor = torch::empty({numel}, options);
-  constexpr uintptr_t kHugePage = 2u << 20;
   const auto bytes = static_cast<uintptr_t>(tensor.nbytes());
   if (tensor.device().is_cpu() && bytes >= 2 * kHugePage) {
     const auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
@@ -71,11 +72,11 @@ ParameterArena::ParameterArena(const ModelHandle& model, const ArenaOptions& opt
                 "pass the model that is to be trained, or set requires_grad");
   }
   adopt();
-  landed_.assign(spans_.size(), false);
+  is_ready_.assign(spans_.size(), false);
   versions_.assign(spans_.size(), 0);
   for (size_t i = 0; i < spans_.size(); ++i) {
     hooks_.emplace_back(
-        spans_[i].parameter, [this, i] { arrive(i); }, [this, i] { land(i); });
+        spans_[i].parameter, [this, i] { arrive(i); }, [this, i] { on_gradient_ready(i); });
   }
 }
 
@@ -115,7 +116,7 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
     found.push_back(std::move(span));
   }
 
-  // float comes last, since the head of floats lies in front of the last group.
+  // float comes last, since the metadata lies in front of the last group.
   const auto key = [&](const ArenaSpan& span) {
     const auto dtype = has_master(span.parameter) ? torch::kFloat : span.parameter.scalar_type();
     return std::make_tuple(dtype == torch::kFloat ? 1 : 0, static_cast<int>(dtype),
@@ -157,15 +158,15 @@ void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
   for (const auto& span : spans_) numel_ += span.numel;
 }
 
-int64_t ParameterArena::head_numel() const {
-  return kHeadScalars + static_cast<int64_t>(spans_.size()) + options_.head_places;
+int64_t ParameterArena::metadata_numel() const {
+  return kMetadataScalars + static_cast<int64_t>(spans_.size()) + options_.metadata_slots;
 }
 
-// One buffer per group; the head lies before the last one, or stands alone where that one is not
-// float.
+// One buffer per group; the metadata lies before the last one, or stands alone where that one is
+// not float.
 void ParameterArena::cut_gradients(const std::vector<torch::Tensor>& buffers) {
   last_gradients_ = buffers.back();
-  head_ = last_gradients_.narrow(0, 0, head_numel());
+  metadata_ = last_gradients_.narrow(0, 0, metadata_numel());
   for (size_t g = 0; g < groups_.size(); ++g) {
     const int64_t length = groups_[g].values.numel();
     groups_[g].gradients = buffers[g].narrow(0, buffers[g].numel() - length, length);
@@ -184,13 +185,14 @@ struct BufferShape {
 };
 
 // The buffers that `cut_gradients` wants.
-std::vector<BufferShape> buffer_shapes(std::span<const ArenaGroup> groups, int64_t head_length) {
+std::vector<BufferShape> buffer_shapes(std::span<const ArenaGroup> groups,
+                                       int64_t metadata_length) {
   std::vector<BufferShape> shapes;
   for (const auto& group : groups) shapes.push_back({group.values.numel(), group.values.options()});
   if (groups.back().values.scalar_type() == torch::kFloat) {
-    shapes.back().numel += head_length;
+    shapes.back().numel += metadata_length;
   } else {
-    shapes.push_back({head_length, torch::kFloat});
+    shapes.push_back({metadata_length, torch::kFloat});
   }
   return shapes;
 }
@@ -204,7 +206,7 @@ int64_t buffer_bytes(const BufferShape& shape) {
 
 void ParameterArena::adopt() {
   const torch::NoGradGuard no_grad;
-  head_length_ = aligned(head_numel(), sizeof(float));
+  metadata_length_ = aligned(metadata_numel(), sizeof(float));
   for (auto& span : spans_) {
     span.value = view_of(groups_[span.group].values, span.offset, span.parameter);
     span.value.copy_(span.parameter);
@@ -216,7 +218,7 @@ void ParameterArena::adopt() {
   }
   const AllocationTag tag(allocation::kGradients);
   std::vector<torch::Tensor> buffers;
-  for (const auto& shape : buffer_shapes(groups_, head_length_)) {
+  for (const auto& shape : buffer_shapes(groups_, metadata_length_)) {
     buffers.push_back(zeroed(shape.numel, shape.options));
   }
   cut_gradients(buffers);
@@ -224,14 +226,14 @@ void ParameterArena::adopt() {
 
 int64_t ParameterArena::gradient_bytes() const {
   int64_t bytes = 0;
-  for (const auto& shape : buffer_shapes(groups_, head_length_)) bytes += buffer_bytes(shape);
+  for (const auto& shape : buffer_shapes(groups_, metadata_length_)) bytes += buffer_bytes(shape);
   return bytes;
 }
 
 void ParameterArena::place_gradients(void* memory, const std::shared_ptr<void>& owner) {
   std::vector<torch::Tensor> buffers;
   auto* place = static_cast<char*>(memory);
-  for (const auto& shape : buffer_shapes(groups_, head_length_)) {
+  for (const auto& shape : buffer_shapes(groups_, metadata_length_)) {
     buffers.push_back(torch::from_blob(
         place, {shape.numel}, [owner](void*) {}, shape.options));
     place += buffer_bytes(shape);
@@ -270,13 +272,13 @@ void ParameterArena::take_written(size_t index) const {
   span.value.copy_(torch::where(written, span.working.to(torch::kFloat), span.value));
 }
 
-torch::Tensor ParameterArena::head_and_gradients(int64_t elements) const {
-  return last_gradients_.narrow(0, 0, head_length_ + elements);
+torch::Tensor ParameterArena::metadata_and_gradients(int64_t elements) const {
+  return last_gradients_.narrow(0, 0, metadata_length_ + elements);
 }
 
-void ParameterArena::set_listener(std::function<void(size_t)> listener) {
+void ParameterArena::set_on_gradient_ready(std::function<void(size_t)> on_ready) {
   const std::lock_guard lock(mutex_);
-  listener_ = std::move(listener);
+  on_ready_ = std::move(on_ready);
 }
 
 void ParameterArena::begin_window() {
@@ -297,7 +299,7 @@ void ParameterArena::begin_window() {
 void ParameterArena::forget_window() noexcept {
   for (size_t i = 0; i < spans_.size(); ++i) {
     spans_[i].parameter.mutable_grad() = torch::Tensor();
-    landed_[i] = false;
+    is_ready_[i] = false;
   }
   kept_apart_.clear();
   is_open_ = false;
@@ -311,7 +313,7 @@ void ParameterArena::set_arrivals(Arrivals arrivals) {
   const bool hide = arrivals == Arrivals::kRefuse;
   for (size_t i = 0; i < spans_.size(); ++i) {
     auto& gradient = spans_[i].parameter.mutable_grad();
-    if (!landed_[i] || hide) {
+    if (!is_ready_[i] || hide) {
       gradient = torch::Tensor();  // there may be one of somebody else's backward
     } else if (is_hidden_) {
       gradient = spans_[i].gradient;
@@ -330,12 +332,12 @@ bool ParameterArena::take_cleared() {
   if (is_hidden_) return true;
   bool had = false, has = false;
   for (size_t i = 0; i < spans_.size(); ++i) {
-    if (!landed_[i]) continue;
+    if (!is_ready_[i]) continue;
     had = true;
     const auto& gradient = spans_[i].parameter.grad();
     const bool is_written = static_cast<int64_t>(spans_[i].gradient._version()) != versions_[i];
     if (!gradient.defined() || (is_written && !spans_[i].gradient.any().item<bool>())) {
-      landed_[i] = false;
+      is_ready_[i] = false;
       spans_[i].parameter.mutable_grad() = torch::Tensor();
     } else {
       has = true;
@@ -351,13 +353,13 @@ void ParameterArena::arrive(size_t index) {
   spans_[index].parameter.mutable_grad() = torch::Tensor();
 }
 
-void ParameterArena::land(size_t index) {
+void ParameterArena::on_gradient_ready(size_t index) {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return;  // between two windows the model is as torch has it
   auto& span = spans_[index];
   auto& gradient = span.parameter.mutable_grad();
   if (arrivals_ != Arrivals::kCollect) {
-    gradient = landed_[index] && !is_hidden_ ? span.gradient : torch::Tensor();
+    gradient = is_ready_[index] && !is_hidden_ ? span.gradient : torch::Tensor();
     kept_apart_.insert(index);
     if (arrivals_ == Arrivals::kKeepApart) return;
     throw Error("arena",
@@ -378,22 +380,22 @@ void ParameterArena::land(size_t index) {
     gradient = span.gradient;
   }
   versions_[index] = static_cast<int64_t>(span.gradient._version());
-  landed_[index] = true;
-  if (listener_) listener_(index);
+  is_ready_[index] = true;
+  if (on_ready_) on_ready_(index);
 }
 
 void ParameterArena::add_gradient(size_t index, const torch::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   const torch::NoGradGuard no_grad;
   auto& span = spans_[index];
-  if (landed_[index]) {
+  if (is_ready_[index]) {
     span.gradient.add_(gradient);
   } else {
     span.gradient.copy_(gradient);
     span.parameter.mutable_grad() = span.gradient;
   }
   versions_[index] = static_cast<int64_t>(span.gradient._version());
-  landed_[index] = true;
+  is_ready_[index] = true;
 }
 
 void ParameterArena::end_window() {
@@ -401,7 +403,7 @@ void ParameterArena::end_window() {
   is_open_ = false;
   for (size_t i = 0; i < spans_.size(); ++i) {
     auto& gradient = spans_[i].parameter.mutable_grad();
-    if (!landed_[i] && !gradient.defined()) {
+    if (!is_ready_[i] && !gradient.defined()) {
       spans_[i].gradient.zero_();
       gradient = spans_[i].gradient;
     }

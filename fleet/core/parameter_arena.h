@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -12,7 +13,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/model_handle.h"
-#include "fleet/core/torch_compat.h"
+#include "fleet/core/torch/gradient_hook.h"
 
 namespace fleet {
 
@@ -39,12 +40,13 @@ struct ArenaGroup {
   size_t last_span = 0;  // one past
 };
 
+/// How an arena is laid out.
 struct ArenaOptions {
   /// Give the model parameters of this type, and keep their masters and gradients in float: those
   /// of two or more dimensions, and those that have the type already. Biases and norms stay float.
   std::optional<torch::ScalarType> working_dtype = {};
-  /// Further floats in the head: a place for each rank, for what it tells the others of itself.
-  int64_t head_places = 0;
+  /// Further floats in the metadata: a place for each rank, for what it tells the others of itself.
+  int64_t metadata_slots = 0;
 };
 
 /// Holds a model's trainable parameters and their gradients in flat, 64-byte aligned buffers; the
@@ -52,20 +54,20 @@ struct ArenaOptions {
 /// Reducing, averaging, clipping and updating are then single passes over memory, without gathering
 /// or scattering.
 ///
-/// Gradients land in the arena while backward runs: the first of a window is copied in from the
-/// tensor that autograd made (cheaper than zeroing and adding), later ones are added in place by
-/// autograd itself. Gradients of working copies are added up in float too: their `grad()` is a
+/// Gradients are written to the arena while backward runs: the first of a window is copied in from
+/// the tensor that autograd made (cheaper than zeroing and adding), later ones are added in place
+/// by autograd itself. Gradients of working copies are added up in float too: their `grad()` is a
 /// float tensor.
 ///
 /// A window collects every gradient that arrives between `begin_window` and `end_window`, or, with
 /// `set_arrivals`, only those of the caller's own backwards: a backward of another optimizer that
 /// runs through this model then leaves the window as it was. torch's `zero_grad()` inside a window
-/// drops what has landed.
+/// drops what is ready.
 ///
 /// In-place writes to parameters are never lost: where a parameter is a working copy, what was
 /// written to it is taken into its master (`take_written`) before anybody reads that.
 ///
-/// In front of the last group's gradients lies the `head`: a few floats that ranks sum together
+/// In front of the last group's gradients lies the metadata: a few floats that ranks sum together
 /// with the gradients at no extra cost (weights, losses, and one flag per parameter: did it get a
 /// gradient?).
 ///
@@ -120,31 +122,31 @@ class ParameterArena {
   /// Spans that a gradient was kept apart from since `begin_window`.
   size_t kept_apart() const { return kept_apart_.size(); }
   std::optional<size_t> first_kept_apart() const;
-  /// Drops what torch's zero_grad() has cleared since it landed; false when nothing is left of a
-  /// window that had something.
+  /// Drops what torch's zero_grad() has cleared since it was written; false when nothing is left of
+  /// a window that had something.
   bool take_cleared();
 
-  /// Makes the gradients whole: zeros where none landed, `grad()` a view of the arena everywhere.
+  /// Makes the gradients whole: zeros where none came, `grad()` a view of the arena everywhere.
   /// Throws when somebody replaced a `grad()` after backward, for then the arena no longer holds
   /// the gradient.
   void end_window();
 
-  bool has_gradient(size_t span) const { return landed_[span]; }
-  /// Adds to what has landed in this window.
+  bool has_gradient(size_t span) const { return is_ready_[span]; }
+  /// Adds to what is ready in this window.
   void add_gradient(size_t span, const torch::Tensor& gradient);
 
-  /// `listener(span)` runs inside backward each time a gradient has landed, under a lock: one at a
+  /// `on_ready(span)` runs inside backward each time a gradient is ready, under a lock: one at a
   /// time.
-  void set_listener(std::function<void(size_t)> listener);
+  void set_on_gradient_ready(std::function<void(size_t)> on_ready);
 
-  /// Floats in front of the last group's gradients: `kHeadScalars` for the update, then one per
-  /// span, then `ArenaOptions::head_places`.
-  torch::Tensor head() const { return head_; }
-  int64_t head_places() const { return options_.head_places; }
-  /// `head` and the first `elements` of the last group's gradients as one tensor, to be reduced
-  /// together.
-  torch::Tensor head_and_gradients(int64_t elements) const;
-  static constexpr int64_t kHeadScalars = 4;
+  /// Metadata: floats in front of the last group's gradients: `kMetadataScalars` for the update,
+  /// then one per span, then `ArenaOptions::metadata_slots`.
+  torch::Tensor metadata() const { return metadata_; }
+  int64_t metadata_slots() const { return options_.metadata_slots; }
+  /// The metadata and the first `elements` of the last group's gradients as one tensor, to be
+  /// reduced together.
+  torch::Tensor metadata_and_gradients(int64_t elements) const;
+  static constexpr int64_t kMetadataScalars = 4;
 
  private:
   void lay_out(const std::vector<NamedTensor>& parameters);
@@ -152,25 +154,25 @@ class ParameterArena {
   void adopt();
   void cut_gradients(const std::vector<torch::Tensor>& buffers);
   void arrive(size_t span);
-  void land(size_t span);
-  int64_t head_numel() const;
+  void on_gradient_ready(size_t span);
+  int64_t metadata_numel() const;
 
   ArenaOptions options_;
   std::vector<ArenaGroup> groups_;
   std::vector<ArenaSpan> spans_;
   std::vector<NamedTensor> frozen_;
   std::vector<compat::GradientHook> hooks_;
-  std::vector<bool> landed_;
-  std::vector<int64_t> versions_;  // of the gradients as they landed
+  std::vector<bool> is_ready_;
+  std::vector<int64_t> versions_;  // of the gradients as they were written
   std::set<size_t> kept_apart_;
   bool is_open_ = false;    // a window
-  bool is_hidden_ = false;  // what has landed is not in `grad()`
+  bool is_hidden_ = false;  // what is ready is not in `grad()`
   Arrivals arrivals_ = Arrivals::kCollect;
-  std::function<void(size_t)> listener_;
+  std::function<void(size_t)> on_ready_;
   std::mutex mutex_;
-  torch::Tensor head_;
-  torch::Tensor last_gradients_;  // head and gradients of the last group, one allocation
-  int64_t head_length_ = 0;       // of `head_` with its padding
+  torch::Tensor metadata_;
+  torch::Tensor last_gradients_;  // metadata and gradients of the last group, one allocation
+  int64_t metadata_length_ = 0;   // of `head_` with its padding
   int64_t numel_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // What LibTorch's tensors are made of, below its public C++ API.

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/types.h>
 
 namespace fleet {
 
-/// Samples and what is to be learnt from them; the first dimension of both counts samples.
+/// Samples and their targets; the first dimension of both counts samples.
 ///
 /// A batch may be empty (the last of an epoch, on a rank for which nothing is left): its tensors
 /// are then defined, with a first dimension of 0.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -11,19 +12,19 @@
 #include "fleet/core/error.h"
 #include "fleet/data/dataset.h"
 #include "fleet/data/loader_position.h"
-#include "fleet/data/read_ahead.h"
+#include "fleet/data/prefetcher.h"
 
 namespace fleet {
 
-/// Hands out this rank's batches, one epoch at a time, made ahead in a background thread. `B` is
+/// Yields this rank's batches, one epoch at a time, prefetched by a background thread. `B` is
 /// what the data set's `get` returns: fleet::Batch, or a type of the user's.
 ///
-/// Which samples come when is the sampler's promise (sharded_sampler.h): the same for the same
-/// seed, each once per epoch over all ranks. Leaving a loop early is fine. What the data set
+/// The sampler (sharded_sampler.h) decides the order: the same for the same seed, each sample once
+/// per epoch over all ranks. Leaving a loop early is fine. What the data set
 /// throws is thrown from the loop. One thread may use a loader at a time.
 ///
-/// A loop over the loader itself goes over what is left of the epoch that it is in, as with
-/// MaskedText; `epoch(n)` over the one that is named.
+/// A loop over the loader itself iterates over the rest of its current epoch, as with MaskedText;
+/// `epoch(n)` over epoch n.
 ///
 ///   fleet::init();
 ///   DataLoader loader(train_set, {.batch_size = 64, .seed = 1});   // of any DatasetLike
@@ -46,19 +47,19 @@ class DataLoader {
   /// outlive the range.
   Epoch epoch(int64_t epoch) { return Epoch(*this, epoch, position_.start(epoch)); }
 
-  /// Goes on behind the batch that was handed out last, up to the end of its epoch. The loader must
-  /// outlive the iterator.
+  /// Continues after the last yielded batch, to the end of its epoch. The loader must outlive the
+  /// iterator.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
   /// The same on every rank.
   int64_t batches_per_epoch() const { return position_.updates_per_epoch(); }
 
-  /// The position behind the batch that was handed out last: prefetched ones do not count.
+  /// The position after the last yielded batch: prefetched ones do not count.
   SamplerState state() const { return position_.state(); }
 
-  /// Goes on with the very next sample. The loop must then start at `state().epoch`: another epoch
-  /// is refused, since it would train on samples twice or not at all.
+  /// Resumes with the next sample. The loop must then start at `state().epoch`: another epoch is
+  /// refused, since it would train on samples twice or not at all.
   void restore(const SamplerState& state) { position_.restore(state); }
 
   const DatasetOf<B>& dataset() const { return *dataset_; }
@@ -91,10 +92,11 @@ class DataLoader<B>::Epoch {
   DataLoader& loader_;
   int64_t epoch_;
   int64_t next_update_;
-  std::unique_ptr<ReadAhead<B>> batches_;
+  std::unique_ptr<Prefetcher<B>> batches_;
   std::optional<B> current_;
 };
 
+/// Reads the batches of one epoch, once.
 template <typename B>
 class DataLoader<B>::Iterator {
  public:
@@ -131,8 +133,8 @@ typename DataLoader<B>::Iterator DataLoader<B>::Epoch::begin() {
     const torch::NoGradGuard no_grad;
     return dataset->get(sampler.next(), epoch);
   };
-  batches_ = std::make_unique<ReadAhead<B>>(make, loader_.batches_per_epoch() - next_update_,
-                                            loader_.position_.prefetch());
+  batches_ = std::make_unique<Prefetcher<B>>(make, loader_.batches_per_epoch() - next_update_,
+                                             loader_.position_.prefetch());
   advance();
   return Iterator({std::shared_ptr<Epoch>(), this});  // the range is the caller's
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <concepts>
@@ -32,12 +33,12 @@ class DatasetOf {
 
   virtual int64_t size() const = 0;
 
-  /// Changes when the samples do, so that a position in other samples is not taken for one in
-  /// these; 0 says nothing about them.
+  /// Changes when the samples do, so that a saved position is not applied to other samples;
+  /// 0: unknown.
   virtual int64_t fingerprint() const { return 0; }
 
-  /// The samples `indices`, each in [0, size()), in that order. One that cannot be had may be left
-  /// out, if that follows from the arguments too.
+  /// The samples `indices`, each in [0, size()), in that order. One that cannot be read may be left
+  /// out, if that too depends on the arguments alone.
   virtual B get(std::span<const int64_t> indices, int64_t epoch) const = 0;
 };
 

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/data/loader_position.h"
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 
@@ -15,8 +16,8 @@ LoaderPosition::LoaderPosition(int64_t samples, int64_t fingerprint, const Loade
                          .world_size = options.world_size,
                          .fingerprint = fingerprint}) {
   if (prefetch_ < 0) {
-    throw Error("data", format("prefetch is {}, below 0", prefetch_),
-                "use 0 to make batches without a thread");
+    throw UsageError("data", format("prefetch is {}, below 0", prefetch_),
+                     "use 0 to make batches without a thread");
   }
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 
 namespace fleet {
 
+/// How a loader forms batches and shards them over ranks.
 struct LoaderOptions {
   int64_t batch_size = 1;  ///< samples per update on one rank
   int64_t seed = 0;
@@ -14,13 +16,13 @@ struct LoaderOptions {
   bool drop_last = false;            ///< leave out the samples that do not fill a global batch
   std::optional<int64_t> rank = {};  ///< unset, with world_size: of fleet::init (shard.h)
   std::optional<int64_t> world_size = {};  ///< 1 alone: every rank takes all samples
-  int64_t prefetch = 2;  ///< batches made ahead in a background thread; 0: made when asked for
+  int64_t prefetch = 2;                    ///< batches loaded ahead in a background thread; 0: none
 };
 
-/// Where a DataLoader is, whatever its batches are.
+/// The position of a DataLoader, for any type of batch.
 ///
-/// The sampler stands behind the batch that was handed out last, never behind one that was only
-/// prefetched. A restored position counts until a loop starts from it.
+/// The sampler stands after the last yielded batch; prefetched ones do not count. A restored
+/// position is kept until a loop starts from it.
 class LoaderPosition {
  public:
   LoaderPosition(int64_t samples, int64_t fingerprint, const LoaderOptions& options);
@@ -28,7 +30,7 @@ class LoaderPosition {
   /// Moves to `epoch` and returns the update at which a loop over it starts: the first, or the one
   /// that was restored. Another epoch than the restored one is an Error.
   int64_t start(int64_t epoch);
-  /// Moves on in the epoch that it is in; returns where that is.
+  /// Continues in the current epoch; returns the position.
   SamplerState start_from_here();
 
   void seek(int64_t epoch, int64_t update) { sampler_.seek(epoch, update); }

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/data/shard.h"
 
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -5,7 +6,7 @@
 
 namespace fleet {
 
-/// Whose samples a loader hands out: those of `rank` among `world_size` ranks.
+/// The shard of a data set that a loader yields: that of `rank` among `world_size` ranks.
 struct Shard {
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -13,9 +14,9 @@ struct Shard {
 
 /// What a loader's options say, or, where they say nothing, the ranks of fleet::init.
 ///
-/// Every sampler and loader asks here, so that a program without a word about ranks never trains
-/// on the same samples twice. Before fleet::init a process that a launcher started as one of
-/// several ranks gets an Error: it would take all samples, as would every other rank. One option
+/// Every sampler and loader uses it, so that a program that sets no ranks never trains on the same
+/// samples twice. Before fleet::init, a process that a launcher started as one of several ranks
+/// gets an Error: each rank would take all samples. One option
 /// without the other is an Error too; but `world_size` 1 alone means all samples on every rank.
 ///
 ///   const auto [rank, world_size] = resolve_shard(options.rank, options.world_size);

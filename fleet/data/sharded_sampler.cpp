@@ -1,11 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/data/sharded_sampler.h"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
+#include "fleet/comm/world.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
+#include "fleet/data/global_batch.h"
 #include "fleet/data/split_mix.h"
 
 namespace fleet {
@@ -29,7 +34,22 @@ const FieldList& fields_of(const SamplerState*) {
 }
 
 SamplerState in_batches_of(SamplerState state, int64_t global_batch) {
-  state.next_update = state.next_update * state.global_batch / global_batch;
+  if (state.global_batch != global_batch) {
+    log::warn("snapshot",
+              format("the global batch was {} and is now {}, for which the learning rate may be "
+                     "wrong; {}",
+                     state.global_batch, global_batch,
+                     keep_global_batch(state.global_batch, is_initialized() ? worker_num() : 1)));
+  }
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(state.next_update, state.global_batch, &samples)) {
+    throw Error("data",
+                format("the saved position is update {} of {} samples each, more than any data "
+                       "set has",
+                       state.next_update, state.global_batch),
+                "the file is damaged: resume from another snapshot");
+  }
+  state.next_update = samples / global_batch;
   state.global_batch = global_batch;
   return state;
 }
@@ -42,28 +62,28 @@ ShardedSampler::ShardedSampler(int64_t dataset_size, const SamplerOptions& optio
   const bool drop_last = options_.drop_last;
   const auto [rank, world_size] = shard_;
   std::vector<std::string> problems;
-  if (dataset_size < 1) problems.push_back(format("the data set has {} samples", dataset_size));
+  if (dataset_size < 1)
+    problems.push_back(format("the data set has {}", plural(dataset_size, "sample")));
   if (batch_size < 1) problems.push_back(format("batch_size is {}, below 1", batch_size));
   if (world_size < 1) problems.push_back(format("world_size is {}, below 1", world_size));
   if (world_size >= 1 && (rank < 0 || rank >= world_size)) {
     problems.push_back(format("rank {} is outside 0..{}", rank, world_size - 1));
   }
   if (dataset_size >= 1 && world_size > dataset_size) {
-    problems.push_back(format("{} ranks are more than the {} samples, so some would never train",
-                              world_size, dataset_size));
+    problems.push_back(format("{} ranks are more than the {}, so some would never train",
+                              world_size, plural(dataset_size, "sample")));
   }
   if (problems.empty() && __builtin_mul_overflow(batch_size, world_size, &global_batch_)) {
     problems.push_back(format("batch_size {} x {} ranks overflows", batch_size, world_size));
   }
   if (problems.empty() && drop_last && global_batch_ > dataset_size) {
     problems.push_back(
-        format("drop_last leaves nothing: {} samples do not fill one global batch "
-               "of {} x {} ranks",
-               dataset_size, batch_size, world_size));
+        format("drop_last leaves nothing: one global batch is {} x {}, and there are {}",
+               batch_size, plural(world_size, "rank"), plural(dataset_size, "sample")));
   }
   if (!problems.empty()) {
-    throw Error::all("data", "the samples cannot be shared out", problems,
-                     "choose batch_size and the number of ranks to fit the data set");
+    throw UsageError::all("data", "the samples cannot be sharded", problems,
+                          "choose batch_size and the number of ranks to fit the data set");
   }
   const int64_t full = dataset_size / global_batch_;
   const bool short_batch = !drop_last && dataset_size % global_batch_ != 0;
@@ -84,8 +104,8 @@ std::vector<int64_t> ShardedSampler::next() {
 
 void ShardedSampler::seek(int64_t epoch, int64_t update) {
   if (epoch < 0 || update < 0 || update > updates_per_epoch_) {
-    throw Error("data", format("there is no update {} in epoch {}: an epoch has {} updates", update,
-                               epoch, updates_per_epoch_));
+    throw Error("data", format("there is no update {} in epoch {}: an epoch has {}", update, epoch,
+                               plural(updates_per_epoch_, "update")));
   }
   const bool past_the_end = update == updates_per_epoch_;
   epoch_ = past_the_end ? epoch + 1 : epoch;
@@ -122,8 +142,10 @@ void ShardedSampler::restore(const SamplerState& saved) {
                               saved.next_update, saved.epoch, updates_per_epoch_));
   }
   if (!problems.empty()) {
-    throw Error::all("data", "the saved position does not fit this run", problems,
-                     "resume with the settings of the run that saved it");
+    throw UsageError::all("data", "the saved position does not fit this run", problems,
+                          saved.global_batch == here.global_batch
+                              ? "resume with the settings of the run that saved it"
+                              : keep_global_batch(saved.global_batch, shard_.world_size));
   }
   seek(saved.epoch, saved.next_update);
 }

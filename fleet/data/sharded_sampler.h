@@ -1,14 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 #include "fleet/data/shard.h"
 
 namespace fleet {
 
+/// How samples are shuffled and sharded over ranks.
 struct SamplerOptions {
   int64_t batch_size = 1;  ///< samples per update on one rank
   int64_t seed = 0;
@@ -19,7 +21,8 @@ struct SamplerOptions {
   int64_t fingerprint = 0;                 ///< of the samples (dataset.h)
 };
 
-/// A position between two updates, with what it presumes; goes into a snapshot. Equal on all ranks.
+/// A position between two updates, with the data and batch it is valid for; part of a snapshot.
+/// Equal on all ranks.
 struct SamplerState {
   int64_t seed = 0;
   int64_t epoch = 0;
@@ -34,25 +37,25 @@ struct SamplerState {
 };
 const FieldList& fields_of(const SamplerState*);
 
-/// The same position where another number of ranks makes another global batch: as many samples into
-/// the epoch, down to a whole batch, so that a few samples come again and none is left out.
+/// The same position for another global batch, with a warning: as many samples into the epoch,
+/// rounded down to a batch; a few samples are repeated, none is left out.
 SamplerState in_batches_of(SamplerState state, int64_t global_batch);
 
-/// Says which samples a rank takes in which update.
+/// Which samples a rank takes in which update.
 ///
 /// One order of all samples per epoch, drawn from (seed, epoch) alone; update u takes the next
-/// batch_size x world_size of it, and the ranks split that in place. So N ranks see the very
-/// batches of one rank with N times the batch size, and every sample comes once per epoch. The
-/// last, short global batch is split as evenly as possible: a rank may find nothing left and gets
+/// batch_size x world_size of it, and the ranks split that. So N ranks see the batches of one rank
+/// with N times the batch size, and every sample is used once per epoch. The
+/// last, short global batch is split as evenly as possible: a rank may get
 /// an empty batch, but all ranks make the same number of updates.
 ///
-/// The sampler is a cursor that walks on into the next epoch. Its state may be restored with
+/// The sampler is a cursor that continues into the next epoch. Its state may be restored with
 /// another number of ranks, as long as the global batch stays the same.
 ///
 ///   ShardedSampler sampler(60000, {.batch_size = 64, .seed = 1});   // this rank of fleet::init's
 ///   auto first = sampler.next();
 ///   auto saved = sampler.state();   // ... later, in a new process:
-///   sampler.restore(saved);         // goes on with the second update
+///   sampler.restore(saved);         // resumes with the second update
 class ShardedSampler {
  public:
   ShardedSampler(int64_t dataset_size, const SamplerOptions& options);
@@ -63,13 +66,13 @@ class ShardedSampler {
   /// This rank's samples of the next update. The first call in an epoch draws the epoch's order.
   std::vector<int64_t> next();
 
-  /// Goes to before `update` of `epoch`; update == updates_per_epoch() is the next epoch's start.
+  /// Moves before `update` of `epoch`; update == updates_per_epoch() is the next epoch's start.
   void seek(int64_t epoch, int64_t update = 0);
 
   SamplerState state() const;
 
-  /// Goes to a saved position; refuses one of other data, seed or global batch, in which "the next
-  /// sample" would mean another one.
+  /// Moves to a saved position; an Error for other data, another seed or global batch: the next
+  /// sample would be another one.
   void restore(const SamplerState& state);
 
  private:

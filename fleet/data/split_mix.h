@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@ namespace fleet {
 /// The random numbers of the data folder: SplitMix64 (Steele, Lea, Flood 2014), started from a key.
 ///
 /// The standard library leaves `std::shuffle` and its distributions to each vendor; an order of
-/// samples that a snapshot relies on has to be the same for ever, so every step is spelled out
+/// samples that a snapshot relies on must never change, so every step is spelled out
 /// here. Not for dropout masks or for secrets.
 ///
 ///   SplitMix64 random({seed, epoch, sample});

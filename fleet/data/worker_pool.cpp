@@ -1,17 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/data/worker_pool.h"
 
 #include <utility>
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 
 WorkerPool::WorkerPool(int64_t threads) {
   FLEET_ASSERT(threads >= 1, format("{} threads", threads));
   for (int64_t worker = 1; worker < threads; ++worker) {
-    helpers_.emplace_back([this, worker] { stay(worker); });
+    helpers_.emplace_back([this, worker] { run_worker(worker); });
   }
 }
 
@@ -36,7 +37,7 @@ void WorkerPool::run(int64_t count, const Work& work) {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void WorkerPool::stay(int64_t worker) {
+void WorkerPool::run_worker(int64_t worker) {
   const AllocationTag tag(allocation::kData);
   std::unique_lock lock(mutex_);
   while (true) {

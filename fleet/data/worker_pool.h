@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +12,7 @@
 namespace fleet {
 
 /// A few threads that take the items of a list one after another, for work that takes a different
-/// time on each, such as decoding images. Not the engine's threads: those are busy training.
+/// time on each, such as decoding images. Not LibTorch's intra-op threads: those are busy training.
 ///
 ///   WorkerPool pool(4);
 ///   pool.run(images.size(), [&](int64_t worker, int64_t item) { decode(scratch[worker], item); });
@@ -28,12 +29,12 @@ class WorkerPool {
   int64_t threads() const { return static_cast<int64_t>(helpers_.size()) + 1; }
 
   /// Calls work(worker, item) for each item in [0, count), and returns when all are done. Rethrows
-  /// what was thrown for the lowest item; the other items are done all the same. Calls from several
-  /// threads wait for each other, so that a worker's number is in use once at a time.
+  /// what was thrown for the lowest item; the other items are processed all the same. Calls from
+  /// several threads wait for each other, so that a worker's number is in use once at a time.
   void run(int64_t count, const Work& work);
 
  private:
-  void stay(int64_t worker);
+  void run_worker(int64_t worker);
   void take_items(int64_t worker, std::unique_lock<std::mutex>& lock);
 
   std::mutex one_run_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/io/safetensors.h"
 
 #include <fcntl.h>
@@ -16,8 +17,8 @@
 #include <nlohmann/json.hpp>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/io/new_file.h"
+#include "fleet/core/text/format.h"
+#include "fleet/io/atomic_file.h"
 #include "fleet/io/safetensors_header.h"
 
 namespace fleet {
@@ -31,8 +32,8 @@ constexpr int64_t kLengthBytes = 8;
 std::string reason(int error) { return std::generic_category().message(error); }
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
-  throw Error("safetensors", format("{}: {}", path.string(), what),
-              "fetch or write the file again; it is damaged or not what its name says");
+  throw UsageError("safetensors", format("{}: {}", path.string(), what),
+                   "fetch or write the file again; it is damaged or not what its name says");
 }
 
 // False at a premature end.
@@ -111,43 +112,36 @@ std::string shape_text(at::IntArrayRef shape) {
 }
 
 SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
-  file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // no waiting for a pipe's writer
+  // O_NONBLOCK: no waiting for a pipe's writer.
+  file_ = Descriptor(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
-  if (file_ < 0 || fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    const std::string why = file_ < 0 ? reason(errno) : "not a regular file";
-    if (file_ >= 0) close(file_);
-    throw Error("safetensors", format("cannot read {}: {}", path_.string(), why),
-                "check the path and its permissions");
+  if (!file_ || fstat(file_.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    const std::string why = !file_ ? reason(errno) : "not a regular file";
+    throw UsageError("safetensors", format("cannot read {}: {}", path_.string(), why),
+                     "check the path and its permissions");
   }
-  try {
-    uint64_t length = 0;
-    if (status.st_size < kLengthBytes || !read_fully(file_, &length, kLengthBytes, 0, path_)) {
-      refuse(path_, "truncated: no room for the length of a header");
-    }
-    if (length > static_cast<uint64_t>(detail::kMaxSafetensorsHeader)) {
-      refuse(path_, format("a header of {} bytes, above the format's 100 MB", length));
-    }
-    const int64_t rest = status.st_size - kLengthBytes;
-    const auto header_bytes = static_cast<int64_t>(length);
-    if (header_bytes > rest) {
-      refuse(path_, format("truncated: a header of {} bytes, {} are there", length, rest));
-    }
-    std::string text(length, '\0');
-    if (!read_fully(file_, text.data(), header_bytes, kLengthBytes, path_)) {
-      refuse(path_, "truncated while it was read");
-    }
-    auto header = detail::parse_safetensors_header(text, path_, kLengthBytes + header_bytes,
-                                                   rest - header_bytes);
-    entries_ = std::move(header.entries);
-    metadata_ = std::move(header.metadata);
-    for (const auto& entry : entries_) by_name_.emplace(entry.name, &entry);
-  } catch (...) {
-    close(file_);
-    throw;
+  uint64_t length = 0;
+  if (status.st_size < kLengthBytes || !read_fully(file_.get(), &length, kLengthBytes, 0, path_)) {
+    refuse(path_, "truncated: no room for the length of a header");
   }
+  if (length > static_cast<uint64_t>(detail::kMaxSafetensorsHeader)) {
+    refuse(path_, format("a header of {} bytes, above the format's 100 MB", length));
+  }
+  const int64_t rest = status.st_size - kLengthBytes;
+  const auto header_bytes = static_cast<int64_t>(length);
+  if (header_bytes > rest) {
+    refuse(path_, format("truncated: a header of {} bytes, {} are there", length, rest));
+  }
+  std::string text(length, '\0');
+  if (!read_fully(file_.get(), text.data(), header_bytes, kLengthBytes, path_)) {
+    refuse(path_, "truncated while it was read");
+  }
+  auto header = detail::parse_safetensors_header(text, path_, kLengthBytes + header_bytes,
+                                                 rest - header_bytes);
+  entries_ = std::move(header.entries);
+  metadata_ = std::move(header.metadata);
+  for (const auto& entry : entries_) by_name_.emplace(entry.name, &entry);
 }
-
-SafetensorsFile::~SafetensorsFile() { close(file_); }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
   const auto found = by_name_.find(name);
@@ -161,7 +155,7 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
 }
 
 void SafetensorsFile::read_bytes(const SafetensorsEntry& entry, void* out) const {
-  if (!read_fully(file_, out, entry.bytes, entry.begin, path_)) {
+  if (!read_fully(file_.get(), out, entry.bytes, entry.begin, path_)) {
     refuse(path_, format("truncated since it was opened: '{}' is not complete", entry.name));
   }
   if (entry.dtype == torch::kBool) {
@@ -200,7 +194,7 @@ uint64_t write_safetensors(const std::filesystem::path& path,
   std::set<std::string_view> names;
   std::vector<const SafetensorsItem*> order;
   for (const auto& item : items) {
-    if (!names.insert(item.name).second) problems.push_back(format("'{}' comes twice", item.name));
+    if (!names.insert(item.name).second) problems.push_back(format("'{}' occurs twice", item.name));
     if (item.name == detail::kSafetensorsMetadata)
       problems.push_back(format("'{}' is the format's own name", item.name));
     if (safetensors_type_name(item.dtype).empty())
@@ -217,7 +211,7 @@ uint64_t write_safetensors(const std::filesystem::path& path,
            std::pair(rank_of(b->dtype), std::string_view(b->name));
   });
   const auto header = header_text(order, metadata);
-  NewFile file(path, "safetensors");
+  AtomicFile file(path, "safetensors");
   const uint64_t length = header.size();
   file.write(&length, sizeof(length));
   file.write(header.data(), header.size());
@@ -228,7 +222,7 @@ uint64_t write_safetensors(const std::filesystem::path& path,
         "a tensor is not what was announced");
     file.write(tensor.data_ptr(), tensor.nbytes());
   }
-  return file.take_its_place();
+  return file.commit();
 }
 
 uint64_t write_safetensors(const std::filesystem::path& path,

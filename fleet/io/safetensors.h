@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/model_handle.h"
+#include "fleet/core/process/descriptor.h"
 
 namespace fleet {
 
@@ -25,12 +27,12 @@ struct SafetensorsEntry {
 
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-/// A safetensors file, opened for reading. Opening reads the header alone; each tensor is read when
-/// it is asked for.
+/// A safetensors file, opened for reading. Opening reads the header alone; each tensor is read
+/// on demand.
 ///
 /// Strict: every offset lies in the file, no two tensors overlap, no byte belongs to none, sizes
 /// agree with types and shapes, and no name comes twice. Memory follows what the file really holds.
-/// Every refusal is a `fleet::Error` that names the file and the entry. Data are read, not mapped:
+/// Every failure is a `fleet::Error` that names the file and the entry. Data are read, not mapped:
 /// a file that another process cuts short is then an error too, and no bus error.
 ///
 ///   SafetensorsFile file("model.safetensors");
@@ -39,7 +41,6 @@ using SafetensorsMetadata = std::map<std::string, std::string>;
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
-  ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
@@ -62,7 +63,7 @@ class SafetensorsFile {
   void read_bytes(const SafetensorsEntry& entry, void* out) const;
 
   std::filesystem::path path_;
-  int file_ = -1;
+  Descriptor file_;
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string_view, const SafetensorsEntry*> by_name_;
   SafetensorsMetadata metadata_;
@@ -76,7 +77,7 @@ struct SafetensorsItem {
   std::function<torch::Tensor()> make;
 };
 
-/// Writes beside `path`, syncs, and renames: whoever opens `path` sees the old file or all of the
+/// Writes beside `path`, syncs, and renames: a reader of `path` sees the old file or the complete
 /// new one. The bytes are those that the reference library writes for the same tensors. Returns the
 /// XXH64 of the file.
 uint64_t write_safetensors(const std::filesystem::path& path,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/io/safetensors_header.h"
 
 #include <algorithm>
@@ -9,14 +10,14 @@
 #include <nlohmann/json.hpp>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::detail {
 namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxDimensions = 64;  // the engine's own loops take no more
+constexpr size_t kMaxDimensions = 64;  // LibTorch's loops take no more
 constexpr size_t kShownName = 200;     // of a hostile name, in an error
 
 constexpr std::pair<std::string_view, torch::ScalarType> kTypes[] = {
@@ -35,8 +36,8 @@ std::string in_quotes(std::string_view name) {
 }
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
-  throw Error("safetensors", format("{}: {}", path.string(), what),
-              "fetch or write the file again; it is damaged or not what its name says");
+  throw UsageError("safetensors", format("{}: {}", path.string(), what),
+                   "fetch or write the file again; it is damaged or not what its name says");
 }
 
 // Takes the header token by token, so that nothing is kept which does not belong there, and a
@@ -62,12 +63,12 @@ class HeaderReader : public nlohmann::json_sax<json> {
   bool key(std::string& word) override {
     switch (place_) {
       case Place::kHeader:
-        if (!names_.insert(word).second) refuse(path_, format("{} comes twice", in_quotes(word)));
+        if (!names_.insert(word).second) refuse(path_, format("{} occurs twice", in_quotes(word)));
         name_ = std::move(word);
         break;
       case Place::kMetadata:
         if (result.metadata.count(word) > 0)
-          refuse(path_, format("{} comes twice in its metadata", in_quotes(word)));
+          refuse(path_, format("{} occurs twice in its metadata", in_quotes(word)));
         field_ = std::move(word);
         break;
       default:

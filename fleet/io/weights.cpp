@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/io/weights.h"
 
 #include <cstring>
@@ -8,8 +9,8 @@
 #include <torch/nn/module.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
 
 namespace fleet {
 namespace {
@@ -53,11 +54,21 @@ bool is_known_extra(const std::string& name, const SafetensorsFile& file,
     if (partner == in_file.end() || same_bytes(file, *in_file.at(name), *partner->second)) {
       return true;
     }
-    match.unlike.push_back(
+    match.mismatched.push_back(
         format("{} differs from {}, which is the same tensor in this model", name, to));
     return true;
   }
   return false;
+}
+
+// Of several names for one tensor, the first.
+std::vector<NamedTensor> saved_tensors(const ModelHandle& model) {
+  std::vector<NamedTensor> first;
+  std::set<const void*> seen;
+  for (auto& named : tensors_of(model)) {
+    if (seen.insert(named.tensor.unsafeGetTensorImpl()).second) first.push_back(std::move(named));
+  }
+  return first;
 }
 
 }  // namespace
@@ -68,7 +79,7 @@ WeightsMatch match_weights(const ModelHandle& model, const SafetensorsFile& file
   for (const auto& entry : file.entries()) {
     const auto name = current_name(entry.name);
     if (!in_file.emplace(name, &entry).second)
-      match.unlike.push_back(format("{} is there under its old name too", name));
+      match.mismatched.push_back(format("{} is there under its old name too", name));
   }
   const auto tensors = tensors_of(model);
   std::set<std::string> own;
@@ -80,14 +91,14 @@ WeightsMatch match_weights(const ModelHandle& model, const SafetensorsFile& file
     const auto& entry = *found->second;
     const auto [before, is_new] = provided.try_emplace(tensor.unsafeGetTensorImpl(), name);
     if (!is_new && !same_bytes(file, entry, *in_file.at(before->second))) {
-      match.unlike.push_back(format("{} differs from {}, which is the same tensor in this model",
-                                    name, before->second));
+      match.mismatched.push_back(format(
+          "{} differs from {}, which is the same tensor in this model", name, before->second));
     }
     if (tensor.sizes() == at::IntArrayRef(entry.shape)) {
       match.pairs.push_back({{name, tensor}, &entry});
     } else {
-      match.unlike.push_back(format("{} is {} in the file and {} in the model", name,
-                                    shape_text(entry.shape), shape_text(tensor.sizes())));
+      match.mismatched.push_back(format("{} is {} in the file and {} in the model", name,
+                                        shape_text(entry.shape), shape_text(tensor.sizes())));
     }
   }
   for (const auto& [name, tensor] : tensors) {
@@ -111,16 +122,17 @@ void check_weights(const WeightsMatch& match, const SafetensorsFile& file, bool 
       problems.push_back("unexpected: " + name + did_you_mean(name, match.missing));
     }
   }
-  for (const auto& text : match.unlike) problems.push_back("unlike: " + text);
+  for (const auto& text : match.mismatched) problems.push_back("mismatched: " + text);
   if (problems.empty()) return;
-  throw Error::all("weights",
-                   format("{} does not fit the model: {} missing, {} unexpected, {} unlike",
-                          file.path().string(), match.missing.size(), match.unexpected.size(),
-                          match.unlike.size()),
-                   problems,
-                   match.unlike.empty()
-                       ? "take the file of this model, or load with strict off what there is of it"
-                       : "take the file of this model, or build the model with the file's sizes");
+  throw UsageError::all(
+      "weights",
+      format("{} does not fit the model: {} missing, {} unexpected, {} mismatched",
+             file.path().string(), match.missing.size(), match.unexpected.size(),
+             match.mismatched.size()),
+      problems,
+      match.mismatched.empty()
+          ? "take the file of this model, or load with strict off what there is of it"
+          : "take the file of this model, or build the model with the file's sizes");
 }
 
 WeightsMatch load_weights(const ModelHandle& model, const std::filesystem::path& path,
@@ -136,12 +148,15 @@ WeightsMatch load_weights(const ModelHandle& model, const std::filesystem::path&
 }
 
 void save_weights(const ModelHandle& model, const std::filesystem::path& path) {
-  std::vector<NamedTensor> first;
-  std::set<const void*> seen;
-  for (auto& named : tensors_of(model)) {
-    if (seen.insert(named.tensor.unsafeGetTensorImpl()).second) first.push_back(std::move(named));
+  write_safetensors(path, saved_tensors(model));
+}
+
+int64_t weights_bytes(const ModelHandle& model) {
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : saved_tensors(model)) {
+    bytes += static_cast<int64_t>(tensor.nbytes());
   }
-  write_safetensors(path, first);
+  return bytes;
 }
 
 }  // namespace fleet

@@ -1,5 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -9,13 +11,14 @@
 
 namespace fleet {
 
-/// How the tensors of a model and those of a file find each other by name.
+/// How the tensors of a model and those of a file match by name.
 ///
 /// Files of other libraries are taken as they are: `LayerNorm.gamma` and `.beta` mean `.weight` and
 /// `.bias`; `position_ids`, which follow from nothing but their length, may be there, and
 /// `num_batches_tracked` may be absent. A tensor that a model has under several names needs one of
 /// them; BERT's `cls.predictions.decoder` may be there as long as it equals what it is tied to.
 struct WeightsMatch {
+  /// A tensor of the model with the entry of the same name.
   struct Pair {
     NamedTensor own;
     const SafetensorsEntry* entry;
@@ -23,9 +26,9 @@ struct WeightsMatch {
   std::vector<Pair> pairs;
   std::vector<std::string> missing;     ///< the model's names that the file lacks
   std::vector<std::string> unexpected;  ///< names in the file that the model lacks
-  std::vector<std::string> unlike;      ///< another shape, or not equal to what it is tied to
+  std::vector<std::string> mismatched;  ///< another shape, or not equal to what it is tied to
 
-  bool complete() const { return missing.empty() && unexpected.empty() && unlike.empty(); }
+  bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };
 
 WeightsMatch match_weights(const ModelHandle& model, const SafetensorsFile& file);
@@ -33,6 +36,7 @@ WeightsMatch match_weights(const ModelHandle& model, const SafetensorsFile& file
 /// Throws one Error with all that does not fit; `missing` and `unexpected` only when `strict`.
 void check_weights(const WeightsMatch& match, const SafetensorsFile& file, bool strict);
 
+/// How strict `load_weights` is.
 struct LoadWeightsOptions {
   bool strict = true;  ///< off: take what fits by name; other shapes are refused all the same
 };
@@ -49,5 +53,7 @@ WeightsMatch load_weights(const ModelHandle& model, const std::filesystem::path&
 
 /// Parameters and buffers, each under its own name; of several names for one tensor, the first.
 void save_weights(const ModelHandle& model, const std::filesystem::path& path);
+/// What the tensors of such a file take.
+int64_t weights_bytes(const ModelHandle& model);
 
 }  // namespace fleet

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/memory/checkpoint.h"
 
-#include "fleet/memory/tape.h"
+#include "fleet/memory/tape/tape.h"
 
 namespace fleet {
 

@@ -1,15 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/memory/recompute.h"
 
 #include <optional>
 
-#include "fleet/memory/policies.h"
-#include "fleet/memory/tape.h"
+#include "fleet/memory/tape/policies.h"
+#include "fleet/memory/tape/tape.h"
 
 namespace fleet::memory {
 
 struct RecomputeScope::State {
   KeepAll keep_all;
-  std::optional<TapeScope> own;  // when nobody records already
+  std::optional<TapeScope> own;  // if no tape records this thread yet
   Tape* tape = nullptr;
 };
 

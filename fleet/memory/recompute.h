@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -9,7 +10,7 @@ namespace fleet {
 
 namespace memory {
 
-/// A stretch of a forward to be recomputed in backward; see `fleet::recompute`.
+/// An interval of a forward to be recomputed in backward; see `fleet::recompute`.
 class RecomputeScope {
  public:
   RecomputeScope();
@@ -17,7 +18,7 @@ class RecomputeScope {
   RecomputeScope(const RecomputeScope&) = delete;
   RecomputeScope& operator=(const RecomputeScope&) = delete;
 
-  /// Lets go of what was saved since.
+  /// Evicts what was saved since.
   void finish();
 
  private:
@@ -27,12 +28,12 @@ class RecomputeScope {
 
 }  // namespace memory
 
-/// Calls `fn(inputs...)` and keeps of it only its inputs and what it returns; backward makes the
-/// rest again when it needs it. Gradients, buffers and random numbers are those of a plain call.
+/// Calls `fn(inputs...)` and keeps only its inputs and what it returns; backward recomputes the
+/// rest. Gradients, buffers and random numbers are those of a plain call.
 ///
 ///   auto y = fleet::recompute([&](torch::Tensor x) { return block->forward(x); }, x);
 ///
-/// `fn` may take and return anything, need no gradient of some inputs, and call recompute itself.
+/// `fn` may take and return anything, and call recompute itself.
 template <typename F, typename... Inputs>
 auto recompute(F&& fn, Inputs&&... inputs) {
   memory::RecomputeScope scope;

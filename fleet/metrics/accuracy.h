@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -6,11 +7,11 @@
 
 namespace fleet {
 
-/// Counts how often the right class is among the k best, for every k up to `max_k`.
+/// Top-k accuracy, for every k up to `max_k`.
 ///
-/// The counts are integers in one tensor, so that the figure over all ranks is one sum away and
-/// exact, whatever each rank has seen. A class that ties with the right one counts as better, and
-/// so does NaN: a net that says the same for everything scores nothing.
+/// The counts are integers in one tensor, so that the accuracy over all ranks takes one all-reduce
+/// and is exact. A class that ties with the target counts as better, and so does NaN: a net with
+/// constant output scores 0.
 ///
 ///   Accuracy accuracy(5);
 ///   for (const Batch& batch : test.epoch(0)) accuracy.add(net->forward(batch.data), batch.target);
@@ -23,10 +24,10 @@ class Accuracy {
   /// `scores`: N x classes; `target`: int64 N, each a class. N may be 0.
   void add(const torch::Tensor& scores, const torch::Tensor& target);
 
-  /// int64 {right within 1, ..., right within max_k, samples}, on the CPU.
+  /// int64 {correct within top 1, ..., correct within top max_k, samples}, on the CPU.
   torch::Tensor& counts() { return counts_; }
 
-  /// The share of samples that were right within the best `k`, 0..1; 0 when there was no sample.
+  /// Top-`k` accuracy, 0..1; 0 without samples.
   double top(int64_t k) const;
 
   int64_t samples() const;

@@ -1,15 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/metrics/progress.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 
-#include "fleet/core/format.h"
+#include "fleet/core/process/standard_output.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
@@ -34,8 +34,8 @@ bool is_terminal(int fd) {
 int columns_of(int fd) {
   winsize size{};
   if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  const int told = std::atoi(std::string(environment("FLEET_COLUMNS")).c_str());
-  return told > 0 ? told : kDefaultColumns;
+  const int given = std::atoi(std::string(environment("FLEET_COLUMNS")).c_str());
+  return given > 0 ? given : kDefaultColumns;
 }
 
 std::string clock_text(double seconds) {
@@ -83,7 +83,7 @@ Progress::Progress(std::string label, int64_t total, ProgressOptions options)
     : label_(std::move(label)),
       total_(std::max<int64_t>(total, 0)),
       options_(std::move(options)),
-      mode_(!options_.speaks           ? Mode::kSilent
+      mode_(!options_.enabled          ? Mode::kSilent
             : is_terminal(options_.fd) ? Mode::kTerminal
                                        : Mode::kPlain),
       start_(Clock::now()),
@@ -144,16 +144,6 @@ void Progress::erase() {
   shown_ = false;
 }
 
-// One write per line, as in the log, so that lines of several writers do not mix. A reader that
-// went away is no reason to stop training.
-void Progress::put(std::string_view text) const {
-  std::fflush(stdout);
-  while (!text.empty()) {
-    const auto wrote = ::write(options_.fd, text.data(), text.size());
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return;
-    text.remove_prefix(static_cast<size_t>(wrote));
-  }
-}
+void Progress::put(std::string_view text) const { write_text(options_.fd, text); }
 
 }  // namespace fleet

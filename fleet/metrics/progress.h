@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -7,8 +8,9 @@
 
 namespace fleet {
 
+/// Where progress is printed, and how often.
 struct ProgressOptions {
-  bool speaks = true;  ///< whether this process prints at all: true on one rank
+  bool enabled = true;  ///< whether this process prints at all: true on one rank
   std::string unit = "samples";
   double plain_interval_s = 30;  ///< in a pipe: a line at least this often, if anything moved
   int fd = 1;                    ///< where to; standard output
@@ -21,7 +23,7 @@ struct ProgressOptions {
 /// behind it. Drawing is limited to ten times a second, so `advance` may be called in a tight
 /// loop. While it is shown, print through `print`, or lines get mixed.
 ///
-///   Progress progress("epoch 1/5", 60000, {.speaks = fleet::is_first_worker()});
+///   Progress progress("epoch 1/5", 60000, {.enabled = fleet::is_first_worker()});
 ///   for (const Batch& batch : loader.epoch(0)) progress.advance(batch.size(), "loss 0.412");
 class Progress {
  public:
@@ -33,10 +35,10 @@ class Progress {
   /// `note` is shown behind the figures, shortened when the terminal is narrow.
   void advance(int64_t amount, std::string_view note = {});
 
-  /// A whole line of its own, above the progress line.
+  /// A separate line above the progress line.
   void print(std::string_view line);
 
-  /// Takes the line away; later calls do nothing.
+  /// Erases the line; later calls do nothing.
   void finish();
 
  private:
@@ -59,7 +61,7 @@ class Progress {
   bool shown_ = false;
 };
 
-/// What a progress line says; `progress_text` fits it into `columns`, ASCII only.
+/// The figures of a progress line; `progress_text` fits it into `columns`, ASCII only.
 struct ProgressFigures {
   std::string_view label = {};
   std::string_view unit = {};

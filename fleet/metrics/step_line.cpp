@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/metrics/step_line.h"
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -5,6 +6,7 @@
 
 namespace fleet {
 
+/// The numbers of `step_line`.
 struct StepFigures {
   int64_t worker_index = 0;
   int64_t step = 0;  ///< counted from 0
@@ -22,6 +24,7 @@ struct StepFigures {
 ///   // 4.000000, speed: 4.000000          (one line)
 std::string step_line(const StepFigures& figures);
 
+/// The numbers of `batch_line`.
 struct BatchFigures {
   int64_t epoch = 0;
   int64_t batch = 0;

@@ -1,14 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/types.h>
 
 namespace fleet {
 
-/// What a model scores that knows how often each token comes, and nothing else: the least that a
-/// language model has to beat.
+/// The unigram baseline of a language model: token frequencies and nothing else.
 ///
-/// Each token counts as seen once more than it was, so that one which was never seen does not cost
-/// infinitely much.
+/// Add-one smoothing: a token that was never counted has a finite loss.
 ///
 ///   const Unigram unigram(train.token_counts());
 ///   const auto baseline = unigram.loss(batch.masked_labels);   // beside metrics.masked_lm_loss

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/metrics/weighted_mean.h"
 
 #include <ATen/ops/zeros.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 

@@ -1,13 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/types.h>
 
 namespace fleet {
 
-/// The mean of values that weigh differently: batches of unequal size, sentences of unequal length.
+/// A weighted mean: of batches of unequal size, sentences of unequal length.
 ///
-/// Sum and weight are in one tensor, so that the mean over all ranks is one sum away, whatever each
-/// rank has seen.
+/// Sum and weight are in one tensor, so that the mean over all ranks takes one all-reduce.
 ///
 ///   WeightedMean loss;
 ///   for (const Batch& batch : test.epoch(0)) loss.add(model.loss(batch), batch.size());

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/types.h>
@@ -8,9 +9,10 @@ namespace fleet::ops {
 enum class AttentionPath {
   kAuto,   // kPlain on the CPU, where it is as fast or faster, with dropout above all; else kFused
   kPlain,  // two products with a softmax between
-  kFused,  // the engine's scaled_dot_product_attention
+  kFused,  // LibTorch's scaled_dot_product_attention
 };
 
+/// Shape and dropout of an attention, and how it is computed.
 struct AttentionOptions {
   int64_t heads = 1;
   double dropout = 0;  // of the softmax's weights, when training

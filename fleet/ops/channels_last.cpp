@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/channels_last.h"
 
 #include <torch/nn/module.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/nn/module.h>
@@ -6,6 +7,7 @@
 
 namespace fleet::ops {
 
+/// Shape, memory format and device of a convolution.
 struct Conv2dOptions {
   int64_t kernel = 3;
   int64_t stride = 1;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/nn/module.h>
@@ -6,6 +7,7 @@
 
 namespace fleet::ops {
 
+/// Initial values and device of a table.
 struct EmbeddingOptions {
   double std = 0.02;
   int64_t padding = -1;  // the row of this token starts at zero and is not trained; -1: none

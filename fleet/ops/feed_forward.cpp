@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/feed_forward.h"
 
 #include <ATen/ops/dropout.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/nn/module.h>
@@ -6,6 +7,7 @@
 
 namespace fleet::ops {
 
+/// Epsilon and device of a layer norm.
 struct LayerNormOptions {
   double eps = 1e-5;
   torch::Device device = torch::kCPU;

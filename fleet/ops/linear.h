@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/nn/module.h>
@@ -6,13 +7,14 @@
 
 namespace fleet::ops {
 
+/// Initial values and device of a linear layer.
 struct LinearOptions {
   bool bias = true;   // starts at zero
   double std = 0.02;  // the weights start from a normal distribution of this width; 0: from zero
   torch::Device device = torch::kCPU;
 };
 
-/// x W^T + b, named as the engine's own. Unlike that one it is made where it is wanted, on the meta
+/// x W^T + b, named as LibTorch's own. Unlike that one it is made where it is wanted, on the meta
 /// device too, and filled once.
 ///
 ///   Linear dense(1024, 4096, LinearOptions{.device = torch::kMeta});

@@ -1,6 +1,7 @@
-// Shapes of what the engine's C++ has no meta kernel for: it keeps these in Python. With them the
+// SPDX-License-Identifier: Apache-2.0
+// Shapes of what LibTorch's C++ has no meta kernel for: it keeps these in Python. With them the
 // applications, and most other models, run forward and backward on the meta device, where a plan
-// for a machine that is not here is made. Each is registered only if the engine has none.
+// for a machine that is not here is made. Each is registered only if LibTorch has none.
 #include <ATen/OpMathType.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>

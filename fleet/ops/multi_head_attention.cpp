@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/multi_head_attention.h"
 
 #include <ATen/ops/empty.h>

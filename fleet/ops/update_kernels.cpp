@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/update_kernels.h"
 
 #include <array>
@@ -5,7 +6,7 @@
 #include <string_view>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::ops {
 
@@ -42,8 +43,9 @@ const std::array kChoices = {
 const UpdateKernels& choose() {
   if (const char* wish = std::getenv("FLEET_CPU"); wish != nullptr && *wish != '\0') {
     if (const auto* kernels = update_kernels_for(wish)) return *kernels;
-    throw Error("ops", format("FLEET_CPU is '{}', which this CPU or build does not have", wish),
-                "use generic, avx2 or avx512, or unset it");
+    throw UsageError("ops",
+                     format("FLEET_CPU is '{}', which this CPU or build does not have", wish),
+                     "use generic, avx2 or avx512, or unset it");
   }
   for (const auto& choice : kChoices) {
     if (choice.runs_here()) return *choice.kernels;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@ namespace fleet::ops {
 // `gradient_scale` as they are read: unscaling and clipping cost no pass of their own. `low`, when
 // it is not null, receives the new values rounded to bf16.
 
+/// w -= lr (g + weight_decay w)
 struct SgdStep {
   float gradient_scale;
   float weight_decay;
@@ -64,6 +66,7 @@ struct SquareSums {
   double update;
 };
 
+/// The kernels of one instruction set.
 struct UpdateKernels {
   const char* name;
   void (*sgd)(const SgdStep&, float* w, const float* g, int64_t n, uint16_t* low);

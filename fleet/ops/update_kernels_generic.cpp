@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #define FLEET_KERNELS_NAME "generic"
 #include "fleet/ops/update_kernels.inl"
 

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/adam.h"
 
 #include <cmath>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 
@@ -28,19 +30,19 @@ Adam::Adam(std::string_view name, ModelHandle model, const AdamOptions& options,
       options_(options),
       decoupled_(decoupled) {
   std::vector<std::string> problems;
-  want_unit(problems, "beta1", options.beta1);
-  want_unit(problems, "beta2", options.beta2);
+  require_unit_interval(problems, "beta1", options.beta1);
+  require_unit_interval(problems, "beta2", options.beta2);
   if (!(options.epsilon > 0)) {
     problems.push_back(format("epsilon {} is not above 0", options.epsilon));
   }
-  want_not_negative(problems, "weight_decay", options.weight_decay);
-  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
-  refuse(name, problems);
+  require_not_negative(problems, "weight_decay", options.weight_decay);
+  require_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  throw_if_any(name, problems);
 }
 
 void Adam::prepare() { corrections_.set(span_updates(), options_.beta1, options_.beta2); }
 
-void Adam::apply(const Run& run) {
+void Adam::apply(const FusedSlice& run) {
   const auto& of = settings_[run.span];
   const auto& correction = corrections_[run.span];
   const double lr = lr_ * of.lr_scale;
@@ -58,7 +60,7 @@ void Adam::apply(const Run& run) {
       run.value, run.gradient, run.state[0], run.state[1], run.length, run.low);
 }
 
-void Adam::apply(Whole& whole) {
+void Adam::apply(ParameterSlice& whole) {
   const auto& of = settings_[whole.span];
   const auto& correction = corrections_[whole.span];
   const double lr = lr_ * of.lr_scale;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "fleet/optim/moment_corrections.h"
@@ -5,6 +6,7 @@
 
 namespace fleet::optim {
 
+/// Adam's rates; defaults as in torch.
 struct AdamOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -31,14 +33,15 @@ class Adam : public Optimizer {
   std::vector<std::string> state_names() const override { return {"moment1", "moment2"}; }
   bool counts_updates() const override { return true; }
   void prepare() override;
-  void apply(const Run& run) override;
-  void apply(Whole& whole) override;
+  void apply(const FusedSlice& run) override;
+  void apply(ParameterSlice& whole) override;
 
   AdamOptions options_;
   bool decoupled_ = false;
   MomentCorrections corrections_;
 };
 
+/// AdamW's rates; defaults as in torch.
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;

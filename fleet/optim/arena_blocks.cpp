@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/arena_blocks.h"
 
 #include <algorithm>
 #include <optional>
 
 #include "fleet/core/error.h"
-#include "fleet/core/parallel_shares.h"
+#include "fleet/core/parallel_chunks.h"
 
 namespace fleet::optim {
 namespace {
@@ -42,16 +43,16 @@ bool ArenaBlocks::choose(const std::vector<bool>& used) {
   return true;
 }
 
-std::vector<ArenaBlocks::Stretch> ArenaBlocks::shares_of(const Stretch& stretch) const {
-  const int64_t begin = elements_before_[stretch.first];
-  const int64_t total = elements_before_[stretch.last] - begin;
+std::vector<ArenaBlocks::BlockRange> ArenaBlocks::chunks_of(const BlockRange& range) const {
+  const int64_t begin = elements_before_[range.first];
+  const int64_t total = elements_before_[range.last] - begin;
   const int64_t count =
-      std::clamp<int64_t>(total / kShareElements, 1, std::max<int64_t>(1, share_count()));
-  std::vector<Stretch> shares;
-  size_t first = stretch.first;
+      std::clamp<int64_t>(total / kShareElements, 1, std::max<int64_t>(1, chunk_count()));
+  std::vector<BlockRange> shares;
+  size_t first = range.first;
   for (int64_t share = 1; share <= count; ++share) {
-    const auto from = elements_before_.begin() + static_cast<std::ptrdiff_t>(stretch.first);
-    const auto to = elements_before_.begin() + static_cast<std::ptrdiff_t>(stretch.last);
+    const auto from = elements_before_.begin() + static_cast<std::ptrdiff_t>(range.first);
+    const auto to = elements_before_.begin() + static_cast<std::ptrdiff_t>(range.last);
     const auto cut = std::lower_bound(from, to, begin + total * share / count);
     const auto last = static_cast<size_t>(cut - elements_before_.begin());
     if (first < last) shares.push_back({first, last});  // there may be fewer blocks than shares
@@ -60,27 +61,27 @@ std::vector<ArenaBlocks::Stretch> ArenaBlocks::shares_of(const Stretch& stretch)
   return shares;
 }
 
-ArenaBlocks::Stretch ArenaBlocks::span_around(const Stretch& stretch, size_t block) const {
-  Stretch result{block, block + 1};
-  while (result.first > stretch.first && blocks_[result.first - 1].span == blocks_[block].span)
+ArenaBlocks::BlockRange ArenaBlocks::span_around(const BlockRange& range, size_t block) const {
+  BlockRange result{block, block + 1};
+  while (result.first > range.first && blocks_[result.first - 1].span == blocks_[block].span)
     --result.first;
-  while (result.last < stretch.last && blocks_[result.last].span == blocks_[block].span)
+  while (result.last < range.last && blocks_[result.last].span == blocks_[block].span)
     ++result.last;
   return result;
 }
 
-void ArenaBlocks::for_each(const Stretch& stretch, const std::function<void(size_t)>& work) const {
-  const auto shares = shares_of(stretch);
-  parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
+void ArenaBlocks::for_each(const BlockRange& range, const std::function<void(size_t)>& work) const {
+  const auto shares = chunks_of(range);
+  parallel_chunks(static_cast<int64_t>(shares.size()), [&](int64_t share) {
     const auto& own = shares[static_cast<size_t>(share)];
     for (size_t i = own.first; i < own.last; ++i) work(i);
   });
 }
 
-void ArenaBlocks::for_each(const Stretch& stretch, const TwoPasses& work) const {
-  Stretch phase{stretch.first, stretch.first};
-  for (size_t i = stretch.first; i < stretch.last;) {
-    const auto span = span_around(stretch, i);
+void ArenaBlocks::for_each(const BlockRange& range, const TwoPasses& work) const {
+  BlockRange phase{range.first, range.first};
+  for (size_t i = range.first; i < range.last;) {
+    const auto span = span_around(range, i);
     i = span.last;
     if (elements_before_[span.last] - elements_before_[span.first] >= kTogetherElements) {
       if (phase.first < phase.last) for_each_together(phase, work);
@@ -93,42 +94,42 @@ void ArenaBlocks::for_each(const Stretch& stretch, const TwoPasses& work) const 
   if (phase.first < phase.last) for_each_together(phase, work);
 }
 
-void ArenaBlocks::for_each_together(const Stretch& stretch, const TwoPasses& work) const {
-  const auto shares = shares_of(stretch);
+void ArenaBlocks::for_each_together(const BlockRange& range, const TwoPasses& work) const {
+  const auto shares = chunks_of(range);
   const auto for_each_share =
-      [&](const std::function<void(const Stretch&, const Stretch&)>& visit) {
-        parallel_shares(static_cast<int64_t>(shares.size()), [&](int64_t share) {
+      [&](const std::function<void(const BlockRange&, const BlockRange&)>& visit) {
+        parallel_chunks(static_cast<int64_t>(shares.size()), [&](int64_t share) {
           const auto& own = shares[static_cast<size_t>(share)];
           for (size_t i = own.first; i < own.last;) {
-            const auto span = span_around(stretch, i);
-            const Stretch part{i, std::min(span.last, own.last)};
+            const auto span = span_around(range, i);
+            const BlockRange part{i, std::min(span.last, own.last)};
             visit(span, part);
             i = part.last;
           }
         });
       };
-  const auto is_whole = [](const Stretch& span, const Stretch& part) {
+  const auto is_whole = [](const BlockRange& span, const BlockRange& part) {
     return part.first == span.first && part.last == span.last;
   };
   // Backwards: what was measured last is the likeliest to be in the cache still.
-  const auto apply = [&](const Stretch& part) {
+  const auto apply = [&](const BlockRange& part) {
     for (size_t i = part.last; i-- > part.first;) work.apply(i);
   };
-  for_each_share([&](const Stretch& span, const Stretch& part) {
+  for_each_share([&](const BlockRange& span, const BlockRange& part) {
     for (size_t i = part.first; i < part.last; ++i) work.measure(i);
     if (!is_whole(span, part)) return;
-    work.settle(span.first, span.last);
+    work.reduce(span.first, span.last);
     apply(part);
   });
   std::optional<size_t> torn;  // first block of the last span that crosses a border
   for (const auto& share : shares) {
-    const auto span = span_around(stretch, share.first);
+    const auto span = span_around(range, share.first);
     if (span.first == share.first || torn == span.first) continue;
-    work.settle(span.first, span.last);
+    work.reduce(span.first, span.last);
     torn = span.first;
   }
   if (!torn) return;
-  for_each_share([&](const Stretch& span, const Stretch& part) {
+  for_each_share([&](const BlockRange& span, const BlockRange& part) {
     if (!is_whole(span, part)) apply(part);
   });
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -8,7 +9,7 @@
 
 namespace fleet::optim {
 
-/// Do the kernels of fleet/ops take this group, or the engine's ops?
+/// Do the kernels of fleet/ops take this group, or LibTorch's ops?
 bool is_fused(const ArenaGroup& group);
 
 /// A run of one span; `begin` counts elements of the span's group.
@@ -32,39 +33,39 @@ class ArenaBlocks {
   const Block& operator[](size_t index) const { return blocks_[index]; }
 
   /// Blocks [first, last): those of one arena group.
-  struct Stretch {
+  struct BlockRange {
     size_t first = 0;
     size_t last = 0;
   };
-  Stretch of_group(size_t group) const { return groups_[group]; }
+  BlockRange of_group(size_t group) const { return groups_[group]; }
 
   /// Calls `work(block)` for every block of a stretch, on all threads, each with a contiguous share
   /// of the elements.
-  void for_each(const Stretch& stretch, const std::function<void(size_t)>& work) const;
+  void for_each(const BlockRange& range, const std::function<void(size_t)>& work) const;
 
-  /// What needs the whole of a span before it can go on: `measure(block)` for all blocks of a span,
-  /// then `settle(first, last)` with the span's blocks, then `apply(block)`. A span that lies
+  /// What needs the whole of a span before it can continue: `measure(block)` for all blocks of a
+  /// span, then `reduce(first, last)` with the span's blocks, then `apply(block)`. A span that lies
   /// within one thread's share is done by that thread alone, without waiting for others and while
   /// it is in its cache; only spans that cross a border between shares take a second round. Very
   /// large ones are worked on by all threads together, so that one at a time lies in the shared
   /// cache.
   struct TwoPasses {
     std::function<void(size_t)> measure;
-    std::function<void(size_t, size_t)> settle;
+    std::function<void(size_t, size_t)> reduce;
     std::function<void(size_t)> apply;
   };
-  void for_each(const Stretch& stretch, const TwoPasses& work) const;
+  void for_each(const BlockRange& range, const TwoPasses& work) const;
 
  private:
-  std::vector<Stretch> shares_of(const Stretch& stretch) const;
-  void for_each_together(const Stretch& stretch, const TwoPasses& work) const;
-  Stretch span_around(const Stretch& stretch, size_t block) const;
+  std::vector<BlockRange> chunks_of(const BlockRange& range) const;
+  void for_each_together(const BlockRange& range, const TwoPasses& work) const;
+  BlockRange span_around(const BlockRange& range, size_t block) const;
 
   const ParameterArena& arena_;
   std::vector<bool> used_;
   std::vector<Block> blocks_;
   std::vector<int64_t> elements_before_;  // per block, and the total
-  std::vector<Stretch> groups_;
+  std::vector<BlockRange> groups_;
 };
 
 }  // namespace fleet::optim

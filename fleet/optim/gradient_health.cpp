@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/gradient_health.h"
 
 #include <cmath>
@@ -21,14 +22,14 @@ GradientHealth gradient_health(const ParameterArena& arena, const ArenaBlocks& b
   auto& sums = health.block_sums;
   for (size_t g = 0; g < arena.groups().size(); ++g) {
     const auto& gradients = arena.groups()[g].gradients;
-    const auto stretch = blocks.of_group(g);
+    const auto range = blocks.of_group(g);
     if (is_fused(arena.groups()[g])) {
       const auto* const data = gradients.const_data_ptr<float>();
-      blocks.for_each(stretch, [&](size_t i) {
+      blocks.for_each(range, [&](size_t i) {
         sums[i] = kernels.square_sum(data + blocks[i].begin, blocks[i].length);
       });
     } else {
-      for (size_t i = stretch.first; i < stretch.last; ++i) {
+      for (size_t i = range.first; i < range.last; ++i) {
         sums[i] = square_sum_by_ops(gradients.narrow(0, blocks[i].begin, blocks[i].length));
       }
     }

@@ -1,10 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/lamb.h"
 
 #include <array>
 #include <cmath>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/optim/named_rule.h"
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 namespace {
@@ -42,23 +44,23 @@ Lamb::Lamb(ModelHandle model, const LambOptions& options)
                                    .groups = options.groups}),
       options_(options) {
   std::vector<std::string> problems;
-  want_unit(problems, "beta1", options.beta1);
-  want_unit(problems, "beta2", options.beta2);
+  require_unit_interval(problems, "beta1", options.beta1);
+  require_unit_interval(problems, "beta2", options.beta2);
   if (!(options.epsilon > 0)) {
     problems.push_back(format("epsilon {} is not above 0", options.epsilon));
   }
-  want_not_negative(problems, "lamb_weight_decay", options.lamb_weight_decay);
-  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
-  want_not_negative(problems, "min_ratio", options.rule.min_ratio);
-  want_not_negative(problems, "max_ratio", options.rule.max_ratio);
+  require_not_negative(problems, "lamb_weight_decay", options.lamb_weight_decay);
+  require_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  require_not_negative(problems, "min_ratio", options.rule.min_ratio);
+  require_not_negative(problems, "max_ratio", options.rule.max_ratio);
   if (options.rule.max_ratio > 0 && options.rule.max_ratio < options.rule.min_ratio) {
     problems.push_back(format("max_ratio {} is below min_ratio {}", options.rule.max_ratio,
                               options.rule.min_ratio));
   }
-  refuse("LAMB", problems);
+  throw_if_any("LAMB", problems);
 }
 
-void Lamb::settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
+void Lamb::adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
   leave_out("LAMB", model_, arena,
             {.names = options_.exclude_from_weight_decay,
              .bias_and_norm = options_.rule.exclude_bias_and_norm,
@@ -94,7 +96,7 @@ ops::LambStep Lamb::step_of(size_t span, double gradient_scale) const {
           .epsilon = static_cast<float>(options_.epsilon)};
 }
 
-ops::SquareSums Lamb::measure(const Run& run) {
+ops::SquareSums Lamb::measure(const FusedSlice& run) {
   return ops::update_kernels().lamb_moments(step_of(run.span, run.gradient_scale), run.value,
                                             run.gradient, run.state[0], run.state[1], run.length);
 }
@@ -111,13 +113,13 @@ double Lamb::rate_of(size_t span) const {
   return lr_ * settings_[span].lr_scale * correction_of(span).step * ratio(span);
 }
 
-void Lamb::apply(const Run& run) {
+void Lamb::apply(const FusedSlice& run) {
   ops::update_kernels().lamb_apply(step_of(run.span, run.gradient_scale),
                                    static_cast<float>(rate_of(run.span)), run.value, run.state[0],
                                    run.state[1], run.length, run.low);
 }
 
-void Lamb::apply(Whole& whole) {
+void Lamb::apply(ParameterSlice& whole) {
   auto& moment1 = whole.state[0];
   auto& moment2 = whole.state[1];
   moment1.mul_(options_.beta1).add_(whole.gradient, 1 - options_.beta1);
@@ -127,7 +129,7 @@ void Lamb::apply(Whole& whole) {
   const auto update = (moment1 / denominator)
                           .mul_(correction.first)
                           .add_(whole.value, settings_[whole.span].weight_decay);
-  settle_trust(whole.span, whole.value.norm().item<double>(), update.norm().item<double>());
+  set_trust(whole.span, whole.value.norm().item<double>(), update.norm().item<double>());
   whole.value.sub_(update, rate_of(whole.span));
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "fleet/optim/moment_corrections.h"
@@ -29,6 +30,7 @@ struct LambRule {
 LambRule lamb_rule(std::string_view name);
 std::vector<std::string_view> lamb_rule_names();
 
+/// LAMB's rates and rule.
 struct LambOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -57,13 +59,13 @@ class Lamb : public Optimizer {
  private:
   std::vector<std::string> state_names() const override { return {"moment1", "moment2"}; }
   bool counts_updates() const override { return true; }
-  void settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
+  void adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
   void prepare() override;
   bool has_trust_ratio() const override { return true; }
-  ops::SquareSums measure(const Run& run) override;
+  ops::SquareSums measure(const FusedSlice& run) override;
   double trust(size_t span, double value_norm, double update_norm) override;
-  void apply(const Run& run) override;
-  void apply(Whole& whole) override;
+  void apply(const FusedSlice& run) override;
+  void apply(ParameterSlice& whole) override;
   ops::LambStep step_of(size_t span, double gradient_scale) const;
   double rate_of(size_t span) const;
   /// What is multiplied with the first moment, the second one's root, and the step.

@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/lars.h"
 
 #include <algorithm>
 #include <array>
 #include <bit>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/optim/named_rule.h"
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 namespace {
@@ -53,20 +55,20 @@ Lars::Lars(ModelHandle model, const LarsOptions& options)
                                    .groups = options.groups}),
       options_(options) {
   std::vector<std::string> problems;
-  want_unit(problems, "momentum", options.momentum);
-  want_not_negative(problems, "lars_weight_decay", options.lars_weight_decay);
-  want_not_negative(problems, "epsilon", options.epsilon);
-  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  require_unit_interval(problems, "momentum", options.momentum);
+  require_not_negative(problems, "lars_weight_decay", options.lars_weight_decay);
+  require_not_negative(problems, "epsilon", options.epsilon);
+  require_not_negative(problems, "max_grad_norm", options.max_grad_norm);
   if (!(options.lars_coeff > 0)) {
     problems.push_back(format("lars_coeff {} is not above 0", options.lars_coeff));
   }
   if (options.use_nesterov && options.momentum == 0) {
     problems.emplace_back("use_nesterov looks ahead along a momentum, and momentum is 0");
   }
-  refuse("LARS", problems);
+  throw_if_any("LARS", problems);
 }
 
-void Lars::settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
+void Lars::adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
   leave_out("LARS", model_, arena,
             {.names = options_.exclude_from_weight_decay,
              .bias_and_norm = options_.rule.exclude_bias_and_norm,
@@ -97,12 +99,12 @@ void Lars::finish() {
   for (size_t i = 0; i < versions_.size(); ++i) versions_[i] = versions_of(i);
 }
 
-bool Lars::is_kept(const Run& run) const {
+bool Lars::is_kept(const FusedSlice& run) const {
   return is_unwritten_[run.span] != 0 &&
          kept_[run.block].sample == sample_of(run.value, run.length);
 }
 
-ops::SquareSums Lars::measure(const Run& run) {
+ops::SquareSums Lars::measure(const FusedSlice& run) {
   if (!settings_[run.span].use_trust_ratio) return {0, 0};
   const auto square_sum = ops::update_kernels().square_sum;
   const double scale = run.gradient_scale;
@@ -133,7 +135,7 @@ Lars::Factors Lars::factors(size_t span) const {
           .outer = inside ? 1 : lr};
 }
 
-void Lars::apply(const Run& run) {
+void Lars::apply(const FusedSlice& run) {
   const auto of = factors(run.span);
   kept_[run.block].value = ops::update_kernels().momentum_and_norm(
       {.gradient_scale = run.gradient_scale,
@@ -146,8 +148,8 @@ void Lars::apply(const Run& run) {
   kept_[run.block].sample = sample_of(run.value, run.length);
 }
 
-void Lars::apply(Whole& whole) {
-  settle_trust(whole.span, whole.value.norm().item<double>(), whole.gradient.norm().item<double>());
+void Lars::apply(ParameterSlice& whole) {
+  set_trust(whole.span, whole.value.norm().item<double>(), whole.gradient.norm().item<double>());
   const auto of = factors(whole.span);
   const auto d = (whole.gradient + whole.value * of.decay) * of.inner;
   auto& velocity = whole.state[0];

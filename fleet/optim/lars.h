@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "fleet/optim/optimizer.h"
@@ -20,6 +21,7 @@ struct LarsRule {
 LarsRule lars_rule(std::string_view name);
 std::vector<std::string_view> lars_rule_names();
 
+/// LARS's rates and rule.
 struct LarsOptions {
   double lr = 0.01;
   double momentum = 0.9;
@@ -47,14 +49,14 @@ class Lars : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {"velocity"}; }
-  void settle(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
+  void adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
   void prepare() override;
   void finish() override;
   bool has_trust_ratio() const override { return true; }
-  ops::SquareSums measure(const Run& run) override;
+  ops::SquareSums measure(const FusedSlice& run) override;
   double trust(size_t span, double value_norm, double gradient_norm) override;
-  void apply(const Run& run) override;
-  void apply(Whole& whole) override;
+  void apply(const FusedSlice& run) override;
+  void apply(ParameterSlice& whole) override;
   /// v = momentum v + inner (g + decay p);  p -= outer v
   struct Factors {
     double decay = 0;
@@ -74,7 +76,7 @@ class Lars : public Optimizer {
     bool operator==(const Versions&) const = default;
   };
   Versions versions_of(size_t span) const;
-  bool is_kept(const Run& run) const;
+  bool is_kept(const FusedSlice& run) const;
   struct KeptSum {
     double value = 0;
     uint64_t sample = 0;

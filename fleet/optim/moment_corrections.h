@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@ namespace fleet::optim {
 /// not there.
 class MomentCorrections {
  public:
+  /// What the moments of a span are divided by.
   struct Factors {
     double first = 1;  // 1 - beta1^t
     double second = 1;

@@ -1,4 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/momentum.h"
+
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 
@@ -9,16 +12,16 @@ Momentum::Momentum(ModelHandle model, const MomentumOptions& options)
                                    .groups = options.groups}),
       options_(options) {
   std::vector<std::string> problems;
-  want_unit(problems, "momentum", options.momentum);
-  want_not_negative(problems, "weight_decay", options.weight_decay);
-  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  require_unit_interval(problems, "momentum", options.momentum);
+  require_not_negative(problems, "weight_decay", options.weight_decay);
+  require_not_negative(problems, "max_grad_norm", options.max_grad_norm);
   if (options.use_nesterov && options.momentum == 0) {
     problems.emplace_back("use_nesterov looks ahead along a momentum, and momentum is 0");
   }
-  refuse("Momentum", problems);
+  throw_if_any("Momentum", problems);
 }
 
-void Momentum::apply(const Run& run) {
+void Momentum::apply(const FusedSlice& run) {
   const auto& of = settings_[run.span];
   ops::update_kernels().momentum({.gradient_scale = run.gradient_scale,
                                   .weight_decay = static_cast<float>(of.weight_decay),
@@ -29,7 +32,7 @@ void Momentum::apply(const Run& run) {
                                  run.value, run.gradient, run.state[0], run.length, run.low);
 }
 
-void Momentum::apply(Whole& whole) {
+void Momentum::apply(ParameterSlice& whole) {
   const auto& of = settings_[whole.span];
   const auto d = whole.gradient + whole.value * of.weight_decay;
   auto& velocity = whole.state[0];

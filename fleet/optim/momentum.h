@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "fleet/optim/optimizer.h"
 
 namespace fleet::optim {
 
+/// Momentum's rates.
 struct MomentumOptions {
   double lr = 0.01;
   double momentum = 0.9;
@@ -23,8 +25,8 @@ class Momentum : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {"velocity"}; }
-  void apply(const Run& run) override;
-  void apply(Whole& whole) override;
+  void apply(const FusedSlice& run) override;
+  void apply(ParameterSlice& whole) override;
 
   MomentumOptions options_;
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string>
@@ -5,8 +6,8 @@
 #include <vector>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
 
 namespace fleet::optim {
 
@@ -33,8 +34,8 @@ auto rule_named(const Rules& rules, std::string_view name, std::string_view opti
   }
   const auto names = names_of(rules);
   const std::vector<std::string> known(names.begin(), names.end());
-  throw Error(optimizer, format("there is no rule '{}'{}", name, did_you_mean(name, known)),
-              format("{} lists them", page));
+  throw UsageError(optimizer, format("there is no rule '{}'{}", name, did_you_mean(name, known)),
+                   format("{} lists them", page));
 }
 
 }  // namespace fleet::optim

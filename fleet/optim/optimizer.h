@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@
 #include "fleet/ops/update_kernels.h"
 #include "fleet/optim/arena_blocks.h"
 #include "fleet/optim/parameter_group.h"
+#include "fleet/optim/trust_ratios.h"
 
 namespace fleet::optim {
 
@@ -22,14 +24,6 @@ namespace fleet::optim {
 struct NamedState {
   std::string name;
   std::vector<torch::Tensor> groups;
-};
-
-/// How LARS or LAMB scaled one parameter's update in the last step.
-struct TrustRatio {
-  std::string name;
-  double ratio = 1;
-  double value_norm = 0;
-  double update_norm = 0;  // LARS: of the gradient
 };
 
 /// What the update loop knows about the gradients that an optimizer is to use.
@@ -50,7 +44,7 @@ struct StepInput {
 ///   momentum.step();
 ///
 /// Results do not depend on the number of threads. Float on the CPU takes the fused kernels;
-/// other types and devices take the engine's ops, to the same formulas.
+/// other types and devices take LibTorch's ops, to the same formulas.
 class Optimizer {
  public:
   virtual ~Optimizer();
@@ -62,9 +56,12 @@ class Optimizer {
   /// Allocates the state and finds what holds for each parameter.
   void bind(ParameterArena& arena);
 
-  /// One update of the spans whose flag is set (none given: of all); the gradients must be whole
+  /// One update of the spans whose flag is set (none given: of all); the gradients must be complete
   /// (ParameterArena::end_window). Clips to `max_grad_norm` first.
   void step(const std::vector<bool>& used = {}, const StepInput& input = {});
+
+  /// The blocks in which a step works on these spans, for what is summed up by block before it.
+  const ArenaBlocks& choose_blocks(const std::vector<bool>& used);
 
   virtual double lr() const { return lr_; }
   virtual void set_lr(double lr);
@@ -94,8 +91,8 @@ class Optimizer {
     double max_grad_norm = 0;
     std::vector<ParameterGroup> groups = {};
   };
-  /// A run of one parameter, for the fused kernels.
-  struct Run {
+  /// Contiguous elements of one parameter, for the fused kernels.
+  struct FusedSlice {
     size_t block = 0;  // less than `block_count`
     size_t span = 0;
     float* value = nullptr;
@@ -106,8 +103,8 @@ class Optimizer {
     float gradient_scale = 1;
     bool is_rewritten = false;  // somebody else has written to it since the last step
   };
-  /// One whole parameter, for the engine's ops.
-  struct Whole {
+  /// One parameter, for LibTorch's ops.
+  struct ParameterSlice {
     size_t span = 0;
     torch::Tensor value;
     torch::Tensor gradient;  // scaled already
@@ -118,9 +115,9 @@ class Optimizer {
 
   /// Throws where `lr` is no rate.
   static void check_lr(double lr);
-  double ratio(size_t span) const { return trust_[span].ratio; }
+  double ratio(size_t span) const { return trust_.ratio(span); }
   /// Of the gradient as it lies there; read again only where nobody has summed it up before.
-  double gradient_square_sum(const Run& run) const;
+  double gradient_square_sum(const FusedSlice& slice) const;
   ParameterArena& arena() const { return *arena_; }
   size_t block_count() const { return blocks_->count(); }
   /// Whether blocks are numbered as in the step before.
@@ -130,8 +127,9 @@ class Optimizer {
   virtual std::vector<std::string> state_names() const = 0;
   /// Whether `span_updates` is kept.
   virtual bool counts_updates() const { return false; }
-  /// Changes what holds for each span before `groups` do.
-  virtual void settle(const ParameterArena& /*arena*/, std::vector<SpanSettings>& /*settings*/) {}
+  /// Changes the settings of spans before `groups` do.
+  virtual void adjust_settings(const ParameterArena& /*arena*/,
+                               std::vector<SpanSettings>& /*settings*/) {}
   /// Once, when the arena is known.
   virtual void on_bind() {}
   /// One update of the spans that are used. Overridden by optimizers that do not work span by span,
@@ -142,16 +140,16 @@ class Optimizer {
   /// Once per step, after them.
   virtual void finish() {}
 
-  /// Optimizers with a trust ratio make two passes: `measure` all runs of a span, then `trust` with
-  /// their norms, then `apply`. Spans are worked on by several threads at once.
+  /// Optimizers with a trust ratio make two passes: `measure` all slices of a span, then `trust`
+  /// with their norms, then `apply`. Spans are worked on by several threads at once.
   virtual bool has_trust_ratio() const { return false; }
-  virtual ops::SquareSums measure(const Run& run);
+  virtual ops::SquareSums measure(const FusedSlice& slice);
   virtual double trust(size_t span, double value_norm, double update_norm);
-  virtual void apply(const Run& run);
-  virtual void apply(Whole& whole);
+  virtual void apply(const FusedSlice& slice);
+  virtual void apply(ParameterSlice& slice);
 
   /// `trust`, kept for `apply` and for `trust_ratios`.
-  void settle_trust(size_t span, double value_norm, double update_norm);
+  void set_trust(size_t span, double value_norm, double update_norm);
 
   ModelHandle model_;
   double lr_ = 0;
@@ -159,18 +157,11 @@ class Optimizer {
   std::vector<SpanSettings> settings_;
 
  private:
-  struct Trust {
-    double ratio = 1;
-    double value_norm = 0;
-    double update_norm = 0;
-    bool is_fresh = false;  // of the last step
-  };
-  double clipping(const StepInput& input) const;
   void count_updates(const std::vector<bool>& used);
   void step_fused(size_t group, double gradient_scale);
   void step_by_ops(size_t group, const std::vector<bool>& used, double gradient_scale);
-  Run run_of(size_t block, double gradient_scale) const;
-  Run fresh_run_of(size_t block, double gradient_scale) const;
+  FusedSlice slice_of(size_t block, double gradient_scale) const;
+  FusedSlice fresh_slice_of(size_t block, double gradient_scale) const;
 
   double max_grad_norm_ = 0;
   std::vector<ParameterGroup> groups_;
@@ -178,16 +169,11 @@ class Optimizer {
   std::vector<NamedState> state_;
   torch::Tensor span_updates_;
   std::unique_ptr<ArenaBlocks> blocks_;
+  std::vector<bool> last_used_;  // spans of the step before
   bool has_same_blocks_ = false;
   std::vector<ops::SquareSums> sums_;      // one per block
   std::span<const double> gradient_sums_;  // likewise, during a step
-  std::vector<Trust> trust_;
+  TrustRatios trust_;
 };
-
-/// Throws one Error for all of `problems`, if any; optimizers check their options with it.
-void refuse(std::string_view optimizer, const std::vector<std::string>& problems);
-/// Adds a problem unless `value` is in [0, 1), or at least 0.
-void want_unit(std::vector<std::string>& problems, std::string_view what, double value);
-void want_not_negative(std::vector<std::string>& problems, std::string_view what, double value);
 
 }  // namespace fleet::optim

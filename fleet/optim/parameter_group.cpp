@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/parameter_group.h"
 
 #include <cmath>
@@ -8,8 +9,8 @@
 #include <torch/nn/module.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
 
 namespace fleet::optim {
 namespace {
@@ -123,7 +124,8 @@ void apply_groups(std::string_view area, const ParameterArena& arena,
     if (const auto decay = groups[g].weight_decay; decay && !(std::isfinite(*decay) && *decay >= 0))
       problems.push_back(format("{}: weight_decay is {}", what, *decay));
   }
-  if (!problems.empty()) throw Error::all(area, "these parameter groups make no sense:", problems);
+  if (!problems.empty())
+    throw UsageError::all(area, "these parameter groups make no sense:", problems);
   for (size_t i = 0; i < arena.spans().size(); ++i) {
     for (const auto& group : groups) {
       if (!holds_any(arena.spans()[i], group.names)) continue;
@@ -151,8 +153,8 @@ void leave_out(std::string_view area, const ModelHandle& model, const ParameterA
   std::vector<std::string> problems;
   find_unknown("exclude_from_weight_decay", arena, parts, problems);
   if (!problems.empty()) {
-    throw Error::all(area, "these names fit nothing:", problems,
-                     "use parts of the names in named_parameters(), or leave them out");
+    throw UsageError::all(area, "these names fit nothing:", problems,
+                          "use parts of the names in named_parameters(), or leave them out");
   }
   for (size_t i = 0; i < settings.size(); ++i) {
     if (is_out[i] || holds_any(arena.spans()[i], parts)) settings[i].weight_decay = 0;

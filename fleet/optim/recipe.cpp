@@ -1,20 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/recipe.h"
 
 #include <array>
 #include <cmath>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 namespace {
 
 using Problems = std::vector<std::string>;
 
-void refuse(std::string_view name, const Problems& problems) {
+void throw_if_any(std::string_view name, const Problems& problems) {
   if (problems.empty()) return;
-  throw Error::all("schedule", format("recipe '{}' cannot be made:", name), problems);
+  throw UsageError::all("schedule", format("recipe '{}' cannot be made:", name), problems);
 }
 
 // A LARS recipe: linear warm-up from 0, then power 2 down to 1e-4, as MLPerf's rules want it.
@@ -88,7 +90,7 @@ Recipe lars(std::string_view name, const std::array<LarsRow, N>& rows, const Rec
                                 row->warmup_epochs, epochs));
     }
   }
-  refuse(name, problems);
+  throw_if_any(name, problems);
 
   const int64_t warm = row->warmup_epochs * per_epoch;
   const int64_t total = epochs * per_epoch;
@@ -128,7 +130,7 @@ Recipe lamb_paper(std::string_view name, const RecipeOptions& options) {
     problems.push_back(format("global_batch {} is outside {}..{}, what was published", batch,
                               kSmallest, kLargest));
   }
-  refuse(name, problems);
+  throw_if_any(name, problems);
 
   const double share = static_cast<double>(batch) / static_cast<double>(kLargest);
   const double lr = sqrt_scaled(5e-3, kLargest, batch);
@@ -160,7 +162,7 @@ Recipe lamb_nvidia(std::string_view name, const BertPhase& phase, const RecipeOp
     problems.push_back(format("global_batch is {}, and it was published for {} only",
                               options.global_batch, phase.batch));
   }
-  refuse(name, problems);
+  throw_if_any(name, problems);
 
   // Not warmup(): theirs ends between two updates, counts from 1, and is not made up for, so that
   // the rate falls at once by the share of the decay that has passed meanwhile.
@@ -201,9 +203,9 @@ Recipe recipe(std::string_view name, const RecipeOptions& options) {
   if (name == "lamb-nvidia-phase2") return lamb_nvidia(name, kPhase2, options);
   std::string known;
   for (const auto& each : recipe_names()) known += (known.empty() ? "" : ", ") + each;
-  throw Error("schedule",
-              format("there is no recipe '{}'{}", name, did_you_mean(name, recipe_names())),
-              "use one of " + known);
+  throw UsageError("schedule",
+                   format("there is no recipe '{}'{}", name, did_you_mean(name, recipe_names())),
+                   "use one of " + known);
 }
 
 }  // namespace fleet::optim

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 namespace fleet::optim {
 
+/// What a recipe is scaled to.
 struct RecipeOptions {
   int64_t global_batch = 0;  // samples of one update, on all ranks; 0: the one that was published
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/schedule.h"
 
 #include <algorithm>
@@ -5,7 +6,9 @@
 #include <numbers>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 namespace {
@@ -28,9 +31,9 @@ class Problems {
   }
   void add(std::string text) { found_.push_back(std::move(text)); }
 
-  void refuse(std::string_view what) const {
+  void throw_if_any(std::string_view what) const {
     if (found_.empty()) return;
-    throw Error::all("schedule", format("{} cannot be made of these options:", what), found_);
+    throw UsageError::all("schedule", format("{} cannot be made of these options:", what), found_);
   }
 
  private:
@@ -49,7 +52,7 @@ double scaled(std::string_view rule, double lr, int64_t base_batch, int64_t batc
   problems.rate("lr", lr);
   problems.at_least(1, "base_batch", base_batch);
   problems.at_least(1, "batch", batch);
-  problems.refuse(rule);
+  problems.throw_if_any(rule);
   return lr * std::pow(static_cast<double>(batch) / static_cast<double>(base_batch), power);
 }
 
@@ -60,7 +63,7 @@ Schedule::Schedule(std::string text, std::function<double(int64_t)> rate, int64_
   Problems problems;
   if (!rate_) problems.add("rate is empty");
   problems.at_least(0, "updates", updates);
-  problems.refuse("a schedule");
+  problems.throw_if_any("a schedule");
 }
 
 double Schedule::operator()(int64_t update) const {
@@ -73,7 +76,7 @@ double Schedule::operator()(int64_t update) const {
 Schedule constant(double lr) {
   Problems problems;
   problems.rate("lr", lr);
-  problems.refuse("a constant schedule");
+  problems.throw_if_any("a constant schedule");
   return Schedule(
       format("constant {}", lr), [lr](int64_t) { return lr; }, 0);
 }
@@ -83,9 +86,10 @@ Schedule linear(const LinearOptions& options) {
   problems.rate("lr", options.lr);
   problems.rate("end_lr", options.end_lr);
   problems.at_least(1, "updates", options.updates);
-  problems.refuse("a linear schedule");
+  problems.throw_if_any("a linear schedule");
   return Schedule(
-      format("linear from {} to {} over {} updates", options.lr, options.end_lr, options.updates),
+      format("linear from {} to {} over {}", options.lr, options.end_lr,
+             plural(options.updates, "update")),
       [o = options](int64_t update) {
         return between(o.lr, o.end_lr, fraction(update, o.updates));
       },
@@ -98,10 +102,10 @@ Schedule polynomial(const PolynomialOptions& options) {
   problems.rate("end_lr", options.end_lr);
   problems.positive("power", options.power);
   problems.at_least(1, "updates", options.updates);
-  problems.refuse("a polynomial schedule");
+  problems.throw_if_any("a polynomial schedule");
   return Schedule(
-      format("polynomial of power {} from {} to {} over {} updates", options.power, options.lr,
-             options.end_lr, options.updates),
+      format("polynomial of power {} from {} to {} over {}", options.power, options.lr,
+             options.end_lr, plural(options.updates, "update")),
       [o = options](int64_t update) {
         const double left = std::pow(1 - fraction(update, o.updates), o.power);
         return between(o.end_lr, o.lr, left);
@@ -114,9 +118,10 @@ Schedule cosine(const CosineOptions& options) {
   problems.rate("lr", options.lr);
   problems.rate("end_lr", options.end_lr);
   problems.at_least(1, "updates", options.updates);
-  problems.refuse("a cosine schedule");
+  problems.throw_if_any("a cosine schedule");
   return Schedule(
-      format("cosine from {} to {} over {} updates", options.lr, options.end_lr, options.updates),
+      format("cosine from {} to {} over {}", options.lr, options.end_lr,
+             plural(options.updates, "update")),
       [o = options](int64_t update) {
         const double angle = std::numbers::pi * fraction(update, o.updates);
         return between(o.end_lr, o.lr, (1 + std::cos(angle)) / 2);
@@ -141,7 +146,7 @@ Schedule piecewise(const PiecewiseOptions& options) {
       problems.add(format("boundaries do not rise: {} after {}", boundaries[i], boundaries[i - 1]));
     }
   }
-  problems.refuse("a piecewise schedule");
+  problems.throw_if_any("a piecewise schedule");
   std::string text = format("{}", options.values[0]);
   for (size_t i = 0; i < boundaries.size(); ++i) {
     text += format(", from update {} {}", boundaries[i], options.values[i + 1]);
@@ -160,22 +165,22 @@ Schedule exponential(const ExponentialOptions& options) {
   problems.rate("lr", options.lr);
   problems.positive("gamma", options.gamma);
   problems.at_least(1, "every", options.every);
-  problems.refuse("an exponential schedule");
-  return Schedule(format("exponential from {}, times {} {} {} updates", options.lr, options.gamma,
-                         options.staircase ? "at every" : "over every", options.every),
-                  [o = options](int64_t update) {
-                    const int64_t counted = o.staircase ? update - update % o.every : update;
-                    const double exponent =
-                        static_cast<double>(counted) / static_cast<double>(o.every);
-                    return o.lr * std::pow(o.gamma, exponent);
-                  });
+  problems.throw_if_any("an exponential schedule");
+  return Schedule(
+      format("exponential from {}, times {} {} {}", options.lr, options.gamma,
+             options.staircase ? "at every" : "over every", plural(options.every, "update")),
+      [o = options](int64_t update) {
+        const int64_t counted = o.staircase ? update - update % o.every : update;
+        const double exponent = static_cast<double>(counted) / static_cast<double>(o.every);
+        return o.lr * std::pow(o.gamma, exponent);
+      });
 }
 
 Schedule inverse_sqrt(const InverseSqrtOptions& options) {
   Problems problems;
   problems.rate("lr", options.lr);
   problems.at_least(1, "offset", options.offset);
-  problems.refuse("an inverse square root");
+  problems.throw_if_any("an inverse square root");
   return Schedule(format("inverse square root from {}, half of it after {} updates", options.lr,
                          3 * options.offset),
                   [o = options](int64_t update) {
@@ -190,10 +195,10 @@ Schedule warmup(int64_t updates, const Schedule& then, const WarmupOptions& opti
   problems.rate("start_lr", options.start_lr);
   // A constant may be warmed up for any time; its 0 updates are no length.
   if (!options.shift && then.updates() > 0 && updates > then.updates()) {
-    problems.add(format("a warm-up of {} updates leaves nothing of a schedule of {}", updates,
-                        then.updates()));
+    problems.add(format("a warm-up of {} leaves nothing of a schedule of {}",
+                        plural(updates, "update"), then.updates()));
   }
-  problems.refuse("a warm-up");
+  problems.throw_if_any("a warm-up");
   if (updates == 0) return then;
   const double top = then(0);
   const int64_t begin = options.shift ? updates : 0;  // of `then`
@@ -201,8 +206,9 @@ Schedule warmup(int64_t updates, const Schedule& then, const WarmupOptions& opti
                               ? Schedule::kNeverSettles
                               : std::max(updates, begin + then.updates());
   return Schedule(
-      format("warm-up from {} to {} over {} updates, then {}{}", options.start_lr, top, updates,
-             then.describe(), options.shift ? "" : ", counted from update 0"),
+      format("warm-up from {} to {} over {}, then {}{}", options.start_lr, top,
+             plural(updates, "update"), then.describe(),
+             options.shift ? "" : ", counted from update 0"),
       [=, start = options.start_lr](int64_t update) {
         return update < updates ? between(start, top, fraction(update, updates))
                                 : then(update - begin);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,7 @@ class Schedule {
 
 Schedule constant(double lr);
 
+/// From `lr` to `end_lr` in `updates`.
 struct LinearOptions {
   double lr = 0;
   double end_lr = 0;
@@ -50,6 +52,7 @@ struct LinearOptions {
 /// lr + (end_lr - lr) * x
 Schedule linear(const LinearOptions& options);
 
+/// From `lr` to `end_lr` in `updates`, by a power.
 struct PolynomialOptions {
   double lr = 0;
   double end_lr = 0;
@@ -59,6 +62,7 @@ struct PolynomialOptions {
 /// end_lr + (lr - end_lr) * (1 - x)^power
 Schedule polynomial(const PolynomialOptions& options);
 
+/// From `lr` to `end_lr` in `updates`.
 struct CosineOptions {
   double lr = 0;
   double end_lr = 0;
@@ -68,6 +72,7 @@ struct CosineOptions {
 /// Hutter, arXiv 1608.03983)
 Schedule cosine(const CosineOptions& options);
 
+/// Rates, and the updates at which they change.
 struct PiecewiseOptions {
   std::vector<int64_t> boundaries;
   std::vector<double> values;  // one more than boundaries
@@ -76,6 +81,7 @@ struct PiecewiseOptions {
 /// 100 is the first with the next value.
 Schedule piecewise(const PiecewiseOptions& options);
 
+/// A rate and its decay.
 struct ExponentialOptions {
   double lr = 0;
   double gamma = 1;
@@ -85,6 +91,7 @@ struct ExponentialOptions {
 /// lr * gamma^(update / every). Never ends.
 Schedule exponential(const ExponentialOptions& options);
 
+/// A rate and the updates after which it falls.
 struct InverseSqrtOptions {
   double lr = 0;
   int64_t offset = 1;  // updates that count as done already: the length of the warm-up before it
@@ -93,6 +100,7 @@ struct InverseSqrtOptions {
 /// the schedule of the Transformer (arXiv 1706.03762), whose peak is 1 / sqrt(width * offset).
 Schedule inverse_sqrt(const InverseSqrtOptions& options);
 
+/// How a rate rises before its schedule.
 struct WarmupOptions {
   double start_lr = 0;
   /// true: `then` begins to count when the warm-up is over, so nothing of it is lost and there is

@@ -1,4 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/sgd.h"
+
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 
@@ -8,12 +11,12 @@ SGD::SGD(ModelHandle model, const SgdOptions& options)
                                    .max_grad_norm = options.max_grad_norm,
                                    .groups = options.groups}) {
   std::vector<std::string> problems;
-  want_not_negative(problems, "weight_decay", options.weight_decay);
-  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
-  refuse("SGD", problems);
+  require_not_negative(problems, "weight_decay", options.weight_decay);
+  require_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  throw_if_any("SGD", problems);
 }
 
-void SGD::apply(const Run& run) {
+void SGD::apply(const FusedSlice& run) {
   const auto& of = settings_[run.span];
   ops::update_kernels().sgd({.gradient_scale = run.gradient_scale,
                              .weight_decay = static_cast<float>(of.weight_decay),
@@ -21,7 +24,7 @@ void SGD::apply(const Run& run) {
                             run.value, run.gradient, run.length, run.low);
 }
 
-void SGD::apply(Whole& whole) {
+void SGD::apply(ParameterSlice& whole) {
   const auto& of = settings_[whole.span];
   whole.value.sub_((whole.gradient + whole.value * of.weight_decay) * (lr_ * of.lr_scale));
 }

@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "fleet/optim/optimizer.h"
 
 namespace fleet::optim {
 
+/// SGD's rates.
 struct SgdOptions {
   double lr = 0.01;
   double weight_decay = 0;   // L2: added to the gradient
@@ -19,8 +21,8 @@ class SGD : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {}; }
-  void apply(const Run& run) override;
-  void apply(Whole& whole) override;
+  void apply(const FusedSlice& run) override;
+  void apply(ParameterSlice& whole) override;
 };
 
 }  // namespace fleet::optim

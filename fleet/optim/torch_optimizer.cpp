@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/torch_optimizer.h"
 
 #include <cstring>
@@ -11,7 +12,8 @@
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+#include "fleet/optim/option_checks.h"
 
 namespace fleet::optim {
 namespace {
@@ -83,8 +85,8 @@ TorchOptimizer::TorchOptimizer(ModelHandle model,
       optimizer_(std::move(optimizer)),
       name_(type_name(*optimizer_)) {
   std::vector<std::string> problems;
-  want_not_negative(problems, "max_grad_norm", options.max_grad_norm);
-  refuse(name_, problems);
+  require_not_negative(problems, "max_grad_norm", options.max_grad_norm);
+  throw_if_any(name_, problems);
 }
 
 TorchOptimizer::TorchOptimizer(ModelHandle model, ::torch::optim::Optimizer& optimizer,

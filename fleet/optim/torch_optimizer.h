@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <concepts>
@@ -20,6 +21,7 @@ concept IsTorchOptimizer = std::derived_from<std::remove_cvref_t<O>, ::torch::op
     (requires { typename std::remove_cvref_t<O>::element_type; } &&
      std::convertible_to<std::remove_cvref_t<O>, std::shared_ptr<::torch::optim::Optimizer>>);
 
+/// What Fleet does around a torch optimizer.
 struct TorchOptimizerOptions {
   double max_grad_norm = 0;  // clip all gradients together to this norm; 0: do not
 };

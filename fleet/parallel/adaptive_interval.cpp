@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/adaptive_interval.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
@@ -15,13 +16,14 @@ bool is_usable(double loss) { return std::isfinite(loss) && loss > 0; }
 
 AdaptiveInterval::AdaptiveInterval(const AdaptiveIntervalOptions& options) : options_(options) {
   if (options.init_k_steps < 1 || options.max_k_steps < options.init_k_steps) {
-    throw Error("local_sgd",
-                format("the interval cannot begin at {} and stay between 1 and {}",
-                       options.init_k_steps, options.max_k_steps),
-                "give 1 <= init_k_steps <= max_k_steps");
+    throw UsageError("local_sgd",
+                     format("the interval cannot begin at {} and stay between 1 and {}",
+                            options.init_k_steps, options.max_k_steps),
+                     "give 1 <= init_k_steps <= max_k_steps");
   }
   if (!(options.loss_smoothing >= 0 && options.loss_smoothing < 1)) {
-    throw Error("local_sgd", format("loss_smoothing {} is outside [0, 1)", options.loss_smoothing));
+    throw UsageError("local_sgd",
+                     format("loss_smoothing {} is outside [0, 1)", options.loss_smoothing));
   }
   state_.k_steps = options.init_k_steps;
 }

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 
 namespace fleet {
 
@@ -12,6 +13,7 @@ enum class IntervalFormula {
   kPaddle,   // ceil(sqrt(init_k_steps * x)): that of Paddle's code; 16 becomes 4
 };
 
+/// Bounds and formula of an adaptive interval.
 struct AdaptiveIntervalOptions {
   int init_k_steps = 1;
   int max_k_steps = 16;
@@ -32,6 +34,7 @@ struct AdaptiveIntervalOptions {
 ///   const int next = interval.choose();
 class AdaptiveInterval {
  public:
+  /// All that a snapshot needs to continue.
   struct State {
     int k_steps = 1;
     double first_loss = 0;  // 0: none yet
@@ -41,6 +44,7 @@ class AdaptiveInterval {
 
     bool operator==(const State&) const = default;
   };
+  /// What one interval brought, the same on all ranks.
   struct Observation {
     double loss = 0;  // mean over `updates` updates of all ranks
     int64_t updates = 1;

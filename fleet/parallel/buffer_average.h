@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <optional>
@@ -9,7 +10,7 @@
 
 namespace fleet {
 
-/// One set of buffers from the ranks' own, each weighed as its parameters are:
+/// One set of buffers from the ranks' own, each weighted as its parameters are:
 ///   running_mean           m = mean(m_r)
 ///   running_var            mean(v_r) + mean((m_r - m)^2): the ranks' means differ too
 ///   other real numbers     their mean

@@ -1,12 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/data_parallel.h"
 
 #include <algorithm>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/fnv1a.h"
 #include "fleet/core/log.h"
+#include "fleet/core/process/stop_request.h"
 #include "fleet/core/seconds_since.h"
-#include "fleet/core/stop_request.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
@@ -14,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-enum HeadSlot { kWeight = 0, kLoss = 1, kParts = 2, kStop = 3 };
+enum MetadataSlot { kWeight = 0, kLoss = 1, kMicroBatches = 2, kStop = 3 };
 
 void check(const DataParallelOptions& options) {
   std::vector<std::string> problems;
@@ -25,14 +27,14 @@ void check(const DataParallelOptions& options) {
     problems.push_back(format("last_comm_group_size_MB is {}", options.last_comm_group_size_MB));
   }
   if (!problems.empty()) {
-    throw Error::all("data_parallel", "bucket sizes must be above 0:", problems);
+    throw UsageError::all("data_parallel", "bucket sizes must be above 0:", problems);
   }
 }
 
 uint64_t hash(std::string_view text) {
-  uint64_t value = 14695981039346656037ull;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return value;
+  Fnv1a hash;
+  hash.add(text);
+  return hash.value();
 }
 
 std::string describe(const NamedTensor& item) {
@@ -131,7 +133,7 @@ std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallel
 DataParallel::DataParallel(ParameterArena& arena, std::shared_ptr<comm::Communicator> comm,
                            const DataParallelOptions& options)
     : arena_(arena), comm_(std::move(comm)), options_(options) {
-  set_alone(false);
+  set_no_sync(false);
   buckets_ = plan_buckets(arena_, options_);
   bucket_of_span_.resize(arena_.spans().size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -144,7 +146,7 @@ DataParallel::DataParallel(ParameterArena& arena, std::shared_ptr<comm::Communic
     area_ = comm::SharedArea::make(comm_, arena_.gradient_bytes());
     if (area_) arena_.place_gradients(area_->data(), area_);
   }
-  arena_.set_listener([this](size_t span) { on_gradient(span); });
+  arena_.set_on_gradient_ready([this](size_t span) { on_gradient(span); });
   if (comm_->size() > 1) {
     log::info(
         "data_parallel",
@@ -157,7 +159,7 @@ DataParallel::DataParallel(ParameterArena& arena, std::shared_ptr<comm::Communic
   }
 }
 
-DataParallel::~DataParallel() { arena_.set_listener(nullptr); }
+DataParallel::~DataParallel() { arena_.set_on_gradient_ready(nullptr); }
 
 void DataParallel::broadcast(const ModelHandle& model) {
   if (comm_->size() == 1) return;
@@ -179,30 +181,30 @@ void DataParallel::broadcast(const ModelHandle& model) {
   }
 }
 
-void DataParallel::listen(double weight, double loss, double parts) {
+void DataParallel::arm(double weight, double loss, double micro_batches) {
   weight_ = weight;
   loss_ = loss;
-  parts_ = parts;
+  micro_batches_ = micro_batches;
   next_ = 0;
   pending_.clear();
   halves_.assign(buckets_.size(), {});
   missing_.clear();
   for (const auto& bucket : buckets_) missing_.push_back(bucket.spans.size());
   arrived_.assign(arrived_.size(), false);
-  listening_ = true;
+  armed_ = true;
 }
 
-void DataParallel::sit_out() { listen(0, 0, 0); }
+void DataParallel::sit_out() { arm(0, 0, 0); }
 
 void DataParallel::on_gradient(size_t span) {
-  if (!listening_ || arrived_[span]) return;
+  if (!armed_ || arrived_[span]) return;
   arrived_[span] = true;
   --missing_[bucket_of_span_[span]];
   launch_ready();
 }
 
 void DataParallel::launch_ready() {
-  if (is_alone_) return;
+  if (no_sync_) return;
   while (next_ < buckets_.size() && missing_[next_] == 0) launch(next_++);
 }
 
@@ -211,53 +213,55 @@ torch::Tensor DataParallel::bucket_tensor(size_t index) const {
   return arena_.groups()[bucket.group].gradients.narrow(0, bucket.begin, bucket.end - bucket.begin);
 }
 
-bool DataParallel::has_places() const { return arena_.head_places() >= comm_->size(); }
+bool DataParallel::has_places() const { return arena_.metadata_slots() >= comm_->size(); }
 
 void DataParallel::end_computing() {
   computed_seconds_ = computing_since_ ? seconds_since(*computing_since_) : 0;
   computing_since_.reset();
 }
 
-void DataParallel::fill_head() {
-  auto head = arena_.head();
+void DataParallel::fill_metadata() {
+  auto metadata = arena_.metadata();
   const torch::NoGradGuard no_grad;
-  auto own = torch::zeros({head.numel()});
+  auto own = torch::zeros({metadata.numel()});
   auto* const values = own.data_ptr<float>();
   values[kWeight] = static_cast<float>(weight_);
   values[kLoss] = static_cast<float>(loss_);
-  values[kParts] = static_cast<float>(parts_);
+  values[kMicroBatches] = static_cast<float>(micro_batches_);
   values[kStop] = stop_requested() ? 1 : 0;
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
-    values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] = arena_.has_gradient(i) ? 1 : 0;
+    values[ParameterArena::kMetadataScalars + static_cast<int64_t>(i)] =
+        arena_.has_gradient(i) ? 1 : 0;
   }
   end_computing();
-  if (has_places()) values[head.numel() - comm_->size() + comm_->rank()] = float(computed_seconds_);
-  head.copy_(own);
+  if (has_places())
+    values[metadata.numel() - comm_->size() + comm_->rank()] = float(computed_seconds_);
+  metadata.copy_(own);
 }
 
 void DataParallel::launch(size_t index) {
   const torch::NoGradGuard no_grad;
   const bool is_last = index + 1 == buckets_.size();
   const auto what = format("gradient bucket {} of {}", index + 1, buckets_.size());
-  if (is_last) fill_head();
+  if (is_last) fill_metadata();
   const bool half = options_.fp16_allreduce && bucket_tensor(index).scalar_type() == torch::kFloat;
   const bool head_apart =
       half || arena_.groups()[buckets_[index].group].values.scalar_type() != torch::kFloat;
   if (is_last && head_apart) {
-    pending_.push_back(sum(arena_.head(), "the update's head"));
+    pending_.push_back(sum(arena_.metadata(), "the update's metadata"));
   }
   torch::Tensor sent;
   if (half) {
     halves_[index] = bucket_tensor(index).to(torch::kHalf);
     sent = halves_[index];
   } else {
-    sent = is_last && !head_apart ? arena_.head_and_gradients(buckets_[index].end)
+    sent = is_last && !head_apart ? arena_.metadata_and_gradients(buckets_[index].end)
                                   : bucket_tensor(index);
   }
   pending_.push_back(sum(sent, what));
 }
 
-comm::Pending DataParallel::sum(const torch::Tensor& tensor, const std::string& what) {
+comm::Work DataParallel::sum(const torch::Tensor& tensor, const std::string& what) {
   const auto dtype = tensor.scalar_type();
   if (area_ && (dtype == torch::kFloat || dtype == torch::kDouble)) {
     return area_->all_reduce_sum_async(tensor, what);
@@ -265,20 +269,20 @@ comm::Pending DataParallel::sum(const torch::Tensor& tensor, const std::string& 
   return comm_->all_reduce_async(tensor, comm::ReduceOp::kSum, what);
 }
 
-ReducedHead DataParallel::read_head() const {
-  const auto head = arena_.head().to(torch::kCPU).contiguous();
-  const auto* const values = head.data_ptr<float>();
-  ReducedHead result;
+ReducedMetadata DataParallel::read_metadata() const {
+  const auto metadata = arena_.metadata().to(torch::kCPU).contiguous();
+  const auto* const values = metadata.data_ptr<float>();
+  ReducedMetadata result;
   result.weight = values[kWeight];
   result.loss = values[kLoss];
-  result.parts = values[kParts];
-  result.ranks = is_alone_ ? 1 : comm_->size();
+  result.micro_batches = values[kMicroBatches];
+  result.ranks = no_sync_ ? 1 : comm_->size();
   result.stop = values[kStop] > 0 && result.ranks == comm_->size();
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
-    result.used.push_back(values[ParameterArena::kHeadScalars + static_cast<int64_t>(i)] > 0);
+    result.used.push_back(values[ParameterArena::kMetadataScalars + static_cast<int64_t>(i)] > 0);
   }
   if (has_places() && result.ranks > 1) {
-    const auto* const seconds = values + head.numel() - comm_->size();
+    const auto* const seconds = values + metadata.numel() - comm_->size();
     const bool all_know =
         std::all_of(seconds, seconds + comm_->size(), [](float s) { return s > 0; });
     if (all_know) result.compute_seconds.assign(seconds, seconds + comm_->size());
@@ -286,9 +290,9 @@ ReducedHead DataParallel::read_head() const {
   return result;
 }
 
-ReducedHead DataParallel::wait() {
-  FLEET_ASSERT(listening_, "wait() without listen()");
-  listening_ = false;
+ReducedMetadata DataParallel::wait() {
+  FLEET_ASSERT(armed_, "wait() without arm()");
+  armed_ = false;
   // A replaced gradient is this rank's error, but the others wait for its buckets: send first,
   // throw then.
   std::exception_ptr own_error;
@@ -298,7 +302,7 @@ ReducedHead DataParallel::wait() {
     own_error = std::current_exception();
   }
   const auto begin = Clock::now();
-  if (!is_alone_) {
+  if (!no_sync_) {
     while (next_ < buckets_.size()) launch(next_++);
     for (auto& pending : pending_) pending.wait();
     const torch::NoGradGuard no_grad;
@@ -307,30 +311,30 @@ ReducedHead DataParallel::wait() {
     }
     halves_.clear();
   } else {
-    fill_head();
+    fill_metadata();
   }
   pending_.clear();
   exposed_seconds_ = seconds_since(begin);
   if (own_error) std::rethrow_exception(own_error);
 
-  auto head = read_head();
-  if (!options_.find_unused_parameters && head.weight > 0) {
+  auto metadata = read_metadata();
+  if (!options_.find_unused_parameters && metadata.weight > 0) {
     std::vector<std::string> unused;
-    for (size_t i = 0; i < head.used.size(); ++i) {
-      if (!head.used[i]) unused.push_back(arena_.spans()[i].name);
+    for (size_t i = 0; i < metadata.used.size(); ++i) {
+      if (!metadata.used[i]) unused.push_back(arena_.spans()[i].name);
     }
     if (!unused.empty()) {
       throw Error::all(
           "data_parallel",
-          format("{} of {} parameters got no gradient on {}:", unused.size(), head.used.size(),
-                 is_alone_ && comm_->size() > 1 ? format("rank {}", comm_->rank())
-                                                : std::string("any rank")),
+          format("{} of {} parameters got no gradient on {}:", unused.size(), metadata.used.size(),
+                 no_sync_ && comm_->size() > 1 ? format("rank {}", comm_->rank())
+                                               : std::string("any rank")),
           unused,
           "leave them out of the model, freeze them, or set find_unused_parameters, which "
           "leaves them as they are");
     }
   }
-  return head;
+  return metadata;
 }
 
 }  // namespace fleet

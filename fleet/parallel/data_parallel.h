@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -9,12 +10,13 @@
 #include <torch/types.h>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/shared_area.h"
+#include "fleet/comm/transport/shared_area.h"
 #include "fleet/core/model_handle.h"
 #include "fleet/core/parameter_arena.h"
 
 namespace fleet {
 
+/// How gradients are put into buckets and sent.
 struct DataParallelOptions {
   bool fuse_all_reduce_ops = true;     // off: one all-reduce per parameter
   double fuse_grad_size_in_MB = 32;    // MiB of one fused all-reduce
@@ -25,7 +27,7 @@ struct DataParallelOptions {
 };
 
 /// A contiguous span of gradients that is reduced at once. The last one to be reduced also holds
-/// the head.
+/// the metadata.
 struct Bucket {
   size_t group = 0;
   int64_t begin = 0;  // elements of the group
@@ -38,10 +40,10 @@ struct Bucket {
 std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallelOptions& options);
 
 /// What the ranks know of each other's gradients after `wait`.
-struct ReducedHead {
+struct ReducedMetadata {
   double weight = 0;  // sums over all ranks
   double loss = 0;
-  double parts = 0;
+  double micro_batches = 0;
   int ranks = 1;           // whose gradients were summed
   std::vector<bool> used;  // per span: some rank had a gradient
   bool stop = false;       // some rank was asked to stop, and all of them know it now
@@ -51,17 +53,18 @@ struct ReducedHead {
 };
 
 /// Sums gradients over the ranks while backward is still running. Each bucket is a span of the
-/// gradient arena, sent from where it lies as soon as its last gradient has landed, in the same
+/// gradient arena, sent from where it lies as soon as its last gradient is ready, in the same
 /// order on every rank; nothing is copied. Afterwards every rank holds the same gradients, bit for
 /// bit. Ranks on one machine add up in each other's memory; others through the communicator.
 ///
 /// A parameter that got no gradient on this rank counts as zeros; one that got none on any rank is
-/// an error that names it, or, with `find_unused_parameters`, is reported in `ReducedHead::used`.
+/// an error that names it, or, with `find_unused_parameters`, is reported in
+/// `ReducedMetadata::used`.
 ///
 ///   DataParallel parallel(arena, comm, {});
 ///   parallel.broadcast(net);                  // all ranks start alike
 ///   arena.begin_window();
-///   parallel.listen();                        // before the backward that completes the gradients
+///   parallel.arm();                           // before the backward that completes the gradients
 ///   (loss / comm->size()).backward();
 ///   parallel.wait();                          // grad() now holds the mean over all ranks
 class DataParallel {
@@ -75,16 +78,16 @@ class DataParallel {
   /// Checks that all ranks hold the same model, then gives them rank 0's parameters and buffers.
   void broadcast(const ModelHandle& model);
 
-  /// Whether, from the next `listen` on, gradients stay this rank's own: nothing is sent, and
+  /// Whether, from the next `arm` on, gradients stay this rank's own: nothing is sent, and
   /// `wait` gives what this rank has.
-  void set_alone(bool is_alone) { is_alone_ = is_alone || comm_->size() == 1; }
+  void set_no_sync(bool is_alone) { no_sync_ = is_alone || comm_->size() == 1; }
 
-  /// From here on the gradients that land are final, and are sent. What they weigh, their loss and
-  /// the number of parts that were merged into them are summed along.
-  void listen(double weight = 1, double loss = 0, double parts = 1);
+  /// From here on the gradients that become ready are final, and are sent. Their weight, their loss
+  /// and the number of micro-batches that were merged into them are summed along.
+  void arm(double weight = 1, double loss = 0, double micro_batches = 1);
   /// A rank without samples takes part with zeros, without a backward.
   void sit_out();
-  ReducedHead wait();
+  ReducedMetadata wait();
 
   /// What a rank does from here to the end of its backward counts as its computing for the next
   /// update; without this call nothing is counted.
@@ -100,12 +103,12 @@ class DataParallel {
   void on_gradient(size_t span);
   void launch_ready();
   void launch(size_t bucket);
-  void fill_head();
+  void fill_metadata();
   void end_computing();
   bool has_places() const;
   torch::Tensor bucket_tensor(size_t bucket) const;
-  comm::Pending sum(const torch::Tensor& tensor, const std::string& what);
-  ReducedHead read_head() const;
+  comm::Work sum(const torch::Tensor& tensor, const std::string& what);
+  ReducedMetadata read_metadata() const;
 
   ParameterArena& arena_;
   std::shared_ptr<comm::Communicator> comm_;
@@ -113,16 +116,16 @@ class DataParallel {
   DataParallelOptions options_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_span_;
-  std::vector<size_t> missing_;  // per bucket: gradients that have not landed yet
+  std::vector<size_t> missing_;  // per bucket: gradients that are not ready yet
   std::vector<bool> arrived_;    // per span, in this backward
-  std::vector<comm::Pending> pending_;
+  std::vector<comm::Work> pending_;
   std::vector<torch::Tensor> halves_;
   size_t next_ = 0;
-  bool listening_ = false;
-  bool is_alone_ = false;
+  bool armed_ = false;
+  bool no_sync_ = false;
   double weight_ = 0;
   double loss_ = 0;
-  double parts_ = 0;
+  double micro_batches_ = 0;
   double exposed_seconds_ = 0;
   std::optional<std::chrono::steady_clock::time_point> computing_since_;
   double computed_seconds_ = 0;  // 0: not counted

@@ -1,46 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/local_sgd.h"
 
 #include <algorithm>
 #include <chrono>
 
-#include "fleet/comm/elastic_group.h"
+#include "fleet/comm/elastic/elastic_group.h"
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
-#include "fleet/core/stop_request.h"
+#include "fleet/core/process/stop_request.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 
 namespace fleet {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a rank tells of its window; its counters follow.
-enum RowSlot {
-  kStep,
-  kSteps,
-  kWeight,
-  kLossSum,
-  kLr,
-  kUpdates,
-  kEnded,
-  kInStep,
-  kPresent,
-  kStop,
-  kComputeSeconds,
-  kRowSlots
-};
-
 void check(const LocalSgdOptions& options) {
   if (options.k_steps < 1 || options.begin_step < 1) {
-    throw Error("local_sgd",
-                format("k_steps is {} and begin_step is {}", options.k_steps, options.begin_step),
-                "both count updates, from 1");
+    throw UsageError(
+        "local_sgd",
+        format("k_steps is {} and begin_step is {}", options.k_steps, options.begin_step),
+        "both count updates, from 1");
   }
   if (options.delayed && options.optimizer_state == StateAtSync::kAverage) {
-    throw Error("local_sgd",
-                "a delayed average of the optimizer's state would undo what it has learned since",
-                "keep the state local, or do not delay");
+    throw UsageError(
+        "local_sgd",
+        "a delayed average of the optimizer's state would undo what it has learned since",
+        "keep the state local, or do not delay");
   }
 }
 
@@ -62,7 +50,8 @@ LocalSgd::LocalSgd(ParameterArena& arena, const ModelHandle& model,
       options_(options),
       optimizer_state_(std::move(optimizer_state)),
       buffers_(model),
-      outer_(arena, options.outer) {
+      outer_(arena, options.outer),
+      wire_(comm_->size(), buffers_.counter_count(), buffers_.sum_count()) {
   check(options_);
   // What runs behind training must not meet other calls.
   if (options_.delayed) comm_ = comm_->duplicate("local_sgd");
@@ -71,18 +60,15 @@ LocalSgd::LocalSgd(ParameterArena& arena, const ModelHandle& model,
   anchor_ = arena_.make_state();
   change_ = arena_.make_state();
   if (options_.delayed) sent_ = arena_.make_state();
-  head_ =
-      torch::zeros({comm_->size() * (kRowSlots + buffers_.counter_count()) + buffers_.sum_count()},
-                   torch::kDouble);
   before_step();
 }
 
 LocalSgd::~LocalSgd() {
   if (unsynced_steps() == 0 || comm_->size() == 1 || std::uncaught_exceptions() > 0) return;
   log::warn_here("local_sgd",
-                 format("the last {} updates of this rank are in no average: call end_epoch() on "
-                        "all ranks before the model is evaluated, saved or given up",
-                        unsynced_steps()));
+                 format("the last {} of this rank are in no average: call end_epoch() on "
+                        "all ranks before the model is evaluated, saved or destroyed",
+                        plural(unsynced_steps(), "update")));
 }
 
 void LocalSgd::before_step() {
@@ -169,27 +155,21 @@ void LocalSgd::send(Place place) {
     }
     if (options_.delayed) sent_[g].copy_(values);
   }
-  head_.zero_();
-  const int64_t row_length = kRowSlots + buffers_.counter_count();
-  const auto row = head_.narrow(0, comm_->rank() * row_length, row_length);
-  auto* const slots = row.data_ptr<double>();
-  slots[kStep] = static_cast<double>(step_);
-  slots[kSteps] = static_cast<double>(window_.steps);
-  slots[kWeight] = window_.weight;
-  slots[kLossSum] = window_.loss_sum;
-  slots[kLr] = window_.lr;
-  slots[kUpdates] = static_cast<double>(window_.updates);
-  slots[kEnded] = place == Place::kEpochEnd ? 1 : 0;
-  slots[kInStep] = place == Place::kStep ? 1 : 0;
-  slots[kPresent] = 1;
-  slots[kStop] = stop_requested() ? 1 : 0;
-  if (window_.steps > 0) {
-    slots[kComputeSeconds] = window_.compute_seconds / static_cast<double>(window_.steps);
-  }
-  buffers_.write(window_.weight, head_.narrow(0, comm_->size() * row_length, buffers_.sum_count()),
-                 row.narrow(0, kRowSlots, buffers_.counter_count()));
+  const auto steps = static_cast<double>(window_.steps);
+  wire_.write(comm_->rank(),
+              {.step = step_,
+               .steps = window_.steps,
+               .weight = window_.weight,
+               .loss_sum = window_.loss_sum,
+               .lr = window_.lr,
+               .updates = window_.updates,
+               .ended = place == Place::kEpochEnd,
+               .in_step = place == Place::kStep,
+               .stop = stop_requested(),
+               .compute_seconds = window_.steps > 0 ? window_.compute_seconds / steps : 0});
+  buffers_.write(window_.weight, wire_.buffer_sums(), wire_.counters(comm_->rank()));
 
-  std::vector<torch::Tensor> sent = {head_};
+  std::vector<torch::Tensor> sent = {wire_.tensor()};
   sent.insert(sent.end(), change_.begin(), change_.end());
   if (options_.optimizer_state == StateAtSync::kAverage) {
     sent_state_.clear();
@@ -208,29 +188,18 @@ SyncReport LocalSgd::receive(Arrival arrival) {
   pending_.reset();
   sent_steps_ = 0;
 
-  const int64_t row_length = kRowSlots + buffers_.counter_count();
-  const auto seats = head_.narrow(0, 0, comm_->size() * row_length).view({-1, row_length});
-  const auto rows = seats.index({seats.select(1, kPresent) > 0});  // others are lost
-  const auto sum_of = [&](RowSlot slot) { return rows.select(1, slot).sum().item<double>(); };
-  const auto most_of = [&](RowSlot slot) { return rows.select(1, slot).max().item<double>(); };
-  const Window all{.steps = static_cast<int64_t>(most_of(kSteps)),
-                   .weight = sum_of(kWeight),
-                   .loss_sum = sum_of(kLossSum),
-                   .lr = most_of(kLr),
-                   .updates = static_cast<int64_t>(most_of(kUpdates))};
+  const auto rows = wire_.read();
+  const auto& all = rows.total;
   SyncReport report{.synced = true,
                     .loss = all.weight > 0 ? all.loss_sum / all.weight : 0,
                     .weight = all.weight,
                     .updates = all.updates,
-                    .all_ended = rows.select(1, kEnded).min().item<double>() > 0,
-                    .steps = all.steps};
-  const bool none_ended = most_of(kEnded) == 0;
-  report.stop = sum_of(kStop) > 0 && (report.all_ended || none_ended);
-  const auto compute_seconds = seats.select(1, kComputeSeconds).contiguous();
-  report.compute_seconds.assign(compute_seconds.data_ptr<double>(),
-                                compute_seconds.data_ptr<double>() + comm_->size());
-  is_in_step_ = rows.select(1, kInStep).min().item<double>() > 0;
-  step_ = std::max(step_, static_cast<int64_t>(most_of(kStep)));
+                    .all_ended = rows.all_ended,
+                    .stop = rows.any_stop && (rows.all_ended || rows.none_ended),
+                    .steps = all.steps,
+                    .compute_seconds = rows.compute_seconds};
+  is_in_step_ = rows.all_in_step;
+  step_ = std::max(step_, all.step);
   if (all.weight > 0) {
     for (const auto& change : change_) change.div_(all.weight);
     outer_.step(anchor_, change_, all.lr);
@@ -238,9 +207,8 @@ SyncReport LocalSgd::receive(Arrival arrival) {
       const auto dtype = arena_.groups()[g].values.scalar_type();
       if (dtype != anchor_[g].scalar_type()) anchor_[g].copy_(anchor_[g].to(dtype));
     }
-    buffers_.read(head_.narrow(0, comm_->size() * row_length, buffers_.sum_count()) / all.weight,
-                  std::get<0>(rows.narrow(1, kRowSlots, buffers_.counter_count()).max(0)));
-    settle_optimizer_state(all.weight);
+    buffers_.read(wire_.buffer_sums() / all.weight, wire_.largest_counters());
+    sync_optimizer_state(all.weight);
     choose_interval(all);
   }
   if (all.steps > 0 || is_corrected_) give_values(arrival);
@@ -262,7 +230,7 @@ void LocalSgd::give_values(Arrival arrival) {
   if (arrival == Arrival::kExact) buffers_.apply();
 }
 
-void LocalSgd::settle_optimizer_state(double weight) {
+void LocalSgd::sync_optimizer_state(double weight) {
   for (size_t i = 0; i < optimizer_state_.size(); ++i) {
     if (options_.optimizer_state == StateAtSync::kAverage) {
       optimizer_state_[i].copy_(sent_state_[i].div_(weight));
@@ -272,15 +240,15 @@ void LocalSgd::settle_optimizer_state(double weight) {
   }
 }
 
-void LocalSgd::choose_interval(const Window& window) {
+void LocalSgd::choose_interval(const LocalSgdRow& window) {
   if (!interval_) return;
   const int before = interval_->k_steps();
   interval_->observe(
       {.loss = window.loss_sum / window.weight, .updates = window.steps, .lr = window.lr});
   const int now = interval_->choose();
   if (now != before) {
-    log::info("local_sgd", format("update {}: averages every {} updates from here on, so far {}",
-                                  window.updates, now, before));
+    log::info("local_sgd", format("update {}: averages every {} from here on, so far every {}",
+                                  window.updates, plural(now, "update"), before));
   }
 }
 
@@ -319,8 +287,8 @@ const FieldList& fields_of(const LocalSgd::Window*) {
       .area = "local_sgd",
       .fields = {
           field<&W::steps>("steps", "updates since the last average").at_least(0),
-          field<&W::weight>("weight", "what they learned from").at_least(0),
-          field<&W::loss_sum>("loss_sum", "their losses, weighed"),
+          field<&W::weight>("weight", "weight of their samples").at_least(0),
+          field<&W::loss_sum>("loss_sum", "their losses, weighted"),
           field<&W::lr>("lr", "rate of the last of them"),
           field<&W::updates>("updates", "of the optimizer at that time").at_least(0),
       }};

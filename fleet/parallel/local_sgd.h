@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -9,10 +10,11 @@
 
 #include "fleet/comm/communicator.h"
 #include "fleet/core/model_handle.h"
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 #include "fleet/core/parameter_arena.h"
 #include "fleet/parallel/adaptive_interval.h"
 #include "fleet/parallel/buffer_average.h"
+#include "fleet/parallel/local_sgd_wire.h"
 #include "fleet/parallel/outer_optimizer.h"
 
 namespace fleet {
@@ -20,6 +22,7 @@ namespace fleet {
 /// What an average does to the state of the ranks' optimizers, their momentum above all.
 enum class StateAtSync { kLocal, kAverage, kReset };
 
+/// When local SGD averages, and what it does with an average.
 struct LocalSgdOptions {
   int k_steps = 1;     // updates between two averages; `adaptive` has its own
   int begin_step = 1;  // updates before this one are synchronous, counted from 1
@@ -55,9 +58,9 @@ struct SyncReport {
 /// Averages parameters every few steps instead of gradients every step.
 ///
 /// Saves (k - 1) / k of the traffic; ranks drift in between, so start it after warm-up
-/// (`begin_step`) when the early loss is unstable. A window is what lies between two averages. In
-/// an average every rank weighs what it has learned from in the window (McMahan et al., arXiv
-/// 1602.05629), so that a rank without samples has no say; buffers are averaged alike
+/// (`begin_step`) when the early loss is unstable. A window is what lies between two averages. The
+/// weight of a rank is that of its samples in the window (McMahan et al., arXiv
+/// 1602.05629), so that a rank without samples has weight 0; buffers are averaged alike
 /// (BufferAverage). Every update counts towards the window, also one that was skipped, so that all
 /// ranks come to the average together. Afterwards all hold the same parameters, bit for bit.
 ///
@@ -113,7 +116,7 @@ class LocalSgd {
   SyncReport sync();
 
   /// The same at the end of an epoch, where a rank may have had fewer batches than others: it takes
-  /// part in their averages, without a say, until all of them have come here.
+  /// part in their averages, with weight 0, until all of them have come here.
   SyncReport end_epoch();
 
   /// Updates between two averages, in force now.
@@ -143,8 +146,8 @@ class LocalSgd {
   SyncReport receive(Arrival arrival);
   SyncReport exchange(Place place);
   void give_values(Arrival arrival);
-  void settle_optimizer_state(double weight);
-  void choose_interval(const Window& window);
+  void sync_optimizer_state(double weight);
+  void choose_interval(const LocalSgdRow& window);
 
   ParameterArena& arena_;
   std::shared_ptr<comm::Communicator> comm_;
@@ -152,6 +155,7 @@ class LocalSgd {
   std::vector<torch::Tensor> optimizer_state_;
   BufferAverage buffers_;
   OuterOptimizer outer_;
+  LocalSgdWire wire_;
   std::optional<AdaptiveInterval> interval_;
 
   int64_t step_ = 0;
@@ -161,9 +165,8 @@ class LocalSgd {
   std::vector<torch::Tensor> change_;  // since then; summed over the ranks
   std::vector<torch::Tensor> sent_;    // the parameters that `change_` was made of, when delayed
 
-  torch::Tensor head_;  // a row for each rank, then the sums of the buffers
   std::vector<torch::Tensor> sent_state_;
-  std::optional<comm::Pending> pending_;
+  std::optional<comm::Work> pending_;
   int64_t sent_steps_ = 0;     // of a window that is under way
   bool is_in_step_ = false;    // all ranks came to the last average from `after_step`
   bool is_corrected_ = false;  // by a delayed average: near the anchor, but not there

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/outer_optimizer.h"
 
 #include <cmath>
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 
@@ -13,10 +14,11 @@ OuterOptimizer::OuterOptimizer(const ParameterArena& arena, const OuterOptimizer
   if (options.rule == OuterRule::kAverage) return;
   if (!(std::isfinite(options.lr) && options.lr > 0) ||
       !(options.momentum >= 0 && options.momentum < 1)) {
-    throw Error("local_sgd",
-                format("an outer step with lr {} and momentum {} goes nowhere, or grows for ever",
-                       options.lr, options.momentum),
-                "give an lr above 0 and a momentum of at least 0 and below 1");
+    throw UsageError(
+        "local_sgd",
+        format("an outer step with lr {} and momentum {} goes nowhere, or grows for ever",
+               options.lr, options.momentum),
+        "give an lr above 0 and a momentum of at least 0 and below 1");
   }
   const AllocationTag tag(allocation::kLocalSgd);
   velocity_ = arena.make_state();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <vector>
@@ -10,6 +11,7 @@ namespace fleet {
 
 enum class OuterRule { kAverage, kSlowMomentum, kNesterov };
 
+/// Rule and rates of the outer optimizer.
 struct OuterOptimizerOptions {
   OuterRule rule = OuterRule::kAverage;
   double lr = 1;          // of the step that follows an average; not for kAverage

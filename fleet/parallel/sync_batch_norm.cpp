@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/sync_batch_norm.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -5,7 +6,7 @@
 #include <torch/library.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
@@ -155,7 +156,7 @@ void batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   stack->emplace_back(std::move(result));
 }
 
-// The engine computes instance norm by calling batch norm on a reshaped input; that one is not to
+// LibTorch computes instance norm by calling batch norm on a reshaped input; that one is not to
 // be synced.
 void instance_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   compat::call_observed(op, stack);

@@ -1,15 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
 #include <optional>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/core/torch_compat.h"
+#include "fleet/core/torch/interception.h"
 
 namespace fleet {
 
 /// While it lives, every batch norm that this thread runs in training mode takes its statistics
-/// over the samples of all ranks, each rank weighed by how many it has; the model needs no change.
+/// over the samples of all ranks, each rank weighted by its number; the model needs no change.
 /// Running statistics stay the same on all ranks. Costs one small all-gather per layer forward and
 /// one all-reduce backward.
 ///

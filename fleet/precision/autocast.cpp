@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/autocast.h"
 
 #include <algorithm>
@@ -6,8 +7,8 @@
 #include <ATen/autocast_mode.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
 
 namespace fleet::precision {
 namespace {
@@ -71,8 +72,8 @@ void check(const AutocastOptions& options) {
     }
   }
   if (!problems.empty()) {
-    throw Error::all("amp", "these options do not work:", problems,
-                     "ops have LibTorch's names without namespace: softmax, layer_norm, gelu");
+    throw UsageError::all("amp", "these options do not work:", problems,
+                          "ops have LibTorch's names without namespace: softmax, layer_norm, gelu");
   }
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>
@@ -7,10 +8,11 @@
 
 #include <torch/types.h>
 
-#include "fleet/core/torch_compat.h"
+#include "fleet/core/torch/cast_rules.h"
 
 namespace fleet::precision {
 
+/// The low precision and its exceptions.
 struct AutocastOptions {
   torch::ScalarType dtype = torch::kBFloat16;  ///< or torch::kHalf
 

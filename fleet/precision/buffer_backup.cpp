@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/buffer_backup.h"
 
 #include "fleet/core/allocation_tag.h"

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/finite.h"
 
-#include "fleet/core/torch_compat.h"
+#include "fleet/core/torch/cast_rules.h"
 
 namespace fleet::precision {
 

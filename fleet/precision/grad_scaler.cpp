@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/grad_scaler.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/precision/finite.h"
 
 namespace fleet {
@@ -34,7 +35,7 @@ void check(const GradScalerOptions& options) {
                                 options.init_loss_scaling, options.max_loss_scaling));
     }
   }
-  if (!problems.empty()) throw Error::all(kArea, "these options do not work:", problems);
+  if (!problems.empty()) throw UsageError::all(kArea, "these options do not work:", problems);
 }
 
 // The dense part of a gradient; a sparse one may hold an element twice, whose sum may overflow.
@@ -48,7 +49,7 @@ torch::Tensor values_of(const torch::Tensor& parameter) {
   return gradient._values();
 }
 
-// The engine's op takes one device and one type at a time.
+// LibTorch's op takes one device and one type at a time.
 std::map<std::pair<std::string, torch::ScalarType>, Tensors> by_kind(const Tensors& gradients) {
   std::map<std::pair<std::string, torch::ScalarType>, Tensors> kinds;
   for (const auto& gradient : gradients) {

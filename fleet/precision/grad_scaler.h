@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/model_handle.h"
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 
 namespace torch::optim {
 class Optimizer;

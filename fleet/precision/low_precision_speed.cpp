@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/low_precision_speed.h"
 
 #include <algorithm>
@@ -7,9 +8,11 @@
 #include <ATen/Parallel.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/seconds_since.h"
-#include "fleet/core/torch_compat.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/torch/cast_rules.h"
+#include "fleet/core/torch/cpu_features.h"
+#include "fleet/core/torch/interception.h"
 
 namespace fleet::precision {
 namespace {
@@ -18,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 // The best of a few: noise only ever adds.
 double seconds_of_product(int64_t size, torch::ScalarType dtype) {
-  constexpr int kRepetitions = 4;  // the first pays for what the engine sets up
+  constexpr int kRepetitions = 4;  // the first pays for what LibTorch sets up
   constexpr double kEnough = 0.015;
   const auto matrix = torch::full({size, size}, 0.5, dtype);
   double best = std::numeric_limits<double>::infinity();
@@ -73,8 +76,8 @@ double low_precision_slowdown(torch::ScalarType dtype) {
     static const double slowdown = measure(torch::kHalf);
     return slowdown;
   }
-  throw Error("amp", format("{} is no low precision", c10::toString(dtype)),
-              "take torch::kBFloat16 or torch::kHalf");
+  throw UsageError("amp", format("{} is no low precision", c10::toString(dtype)),
+                   "take torch::kBFloat16 or torch::kHalf");
 }
 
 std::optional<std::string> low_precision_warning(torch::ScalarType dtype) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/auto_micro_batch.h"
 
 #include <algorithm>
@@ -6,25 +7,28 @@
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/error_message.h"
 #include "fleet/core/log.h"
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/allocator/budget_exceeded.h"
 
 namespace fleet {
 namespace {
 
-int64_t largest(const AutoMicroBatch::Parts& parts) {
+int64_t largest(const AutoMicroBatch::Ranges& ranges) {
   int64_t samples = 0;
-  for (const auto& part : parts) samples = std::max(samples, part.end - part.begin);
+  for (const auto& range : ranges) samples = std::max(samples, range.end - range.begin);
   return samples;
 }
 
-// As gradient merge says, or in parts of at most `most` samples where its own are larger; 0: as it
-// says.
-AutoMicroBatch::Parts parts_of(const optim::GradientMerge& merge, int64_t samples, int64_t most) {
-  auto parts = merge.cut(samples);
-  if (most == 0 || largest(parts) <= most) return parts;
-  return optim::GradientMerge({.micro_batch_size = most}).cut(samples);
+// As gradient merge says, or in micro-batches of at most `most` samples where its own are larger;
+// 0: as it says.
+AutoMicroBatch::Ranges ranges_of(const optim::GradientMerge& merge, int64_t samples, int64_t most) {
+  auto ranges = merge.split(samples);
+  if (most == 0 || largest(ranges) <= most) return ranges;
+  return optim::GradientMerge({.micro_batch_size = most}).split(samples);
 }
 
 }  // namespace
@@ -38,14 +42,14 @@ bool AutoMicroBatch::is_at_work() const {
   return allocator.is_on() && allocator.counter().budget().has_value();
 }
 
-AutoMicroBatch::Parts AutoMicroBatch::cut(const optim::GradientMerge& merge,
-                                          int64_t samples) const {
+AutoMicroBatch::Ranges AutoMicroBatch::split(const optim::GradientMerge& merge,
+                                             int64_t samples) const {
   const auto most = preferred_ > 0 && (limit_ == 0 || preferred_ < limit_) ? preferred_ : limit_;
-  return parts_of(merge, samples, most);
+  return ranges_of(merge, samples, most);
 }
 
-int64_t AutoMicroBatch::largest_part(const optim::GradientMerge& merge, int64_t samples) const {
-  return largest(parts_of(merge, samples, limit_));
+int64_t AutoMicroBatch::largest_size(const optim::GradientMerge& merge, int64_t samples) const {
+  return largest(ranges_of(merge, samples, limit_));
 }
 
 void AutoMicroBatch::prefer(int64_t samples) { preferred_ = samples; }
@@ -62,7 +66,7 @@ void AutoMicroBatch::open_window() {
   const memory::NoRefusalScope bookkeeping;
   const AllocationTag tag(allocation::kBufferBackup);
   buffers_.save();
-  generators_.push_back(memory::GeneratorState::of_default());
+  generators_.push_back(GeneratorState::of_default());
   if (!device_.is_cpu()) {
     generators_.emplace_back(at::globalContext().defaultGenerator(device_));
   }
@@ -72,33 +76,37 @@ bool AutoMicroBatch::may_overlap(int64_t samples) const {
   return ranks_ == 1 || samples <= went_well_ || !is_at_work();
 }
 
-void AutoMicroBatch::shrink(const Parts& failed, const c10::OutOfMemoryError& error) {
+void AutoMicroBatch::shrink(const Ranges& failed, const c10::OutOfMemoryError& error) {
   const auto samples = largest(failed);
   if (samples <= 1) {
-    std::string what = error.what_without_backtrace();
-    what = what.substr(0, what.find("\n  fix: "));  // that one knows nothing of micro-batches
-    throw Error("memory", format("one sample does not fit, however a batch is split: {}", what),
-                "raise the budget, or use a smaller model");
+    const auto what = format("one sample does not fit, however a batch is split: {}",
+                             without_fix(error_message(error)));  // its fix: smaller micro-batches
+    if (dynamic_cast<const memory::BudgetExceeded*>(&error) != nullptr) {
+      throw UsageError("memory", what, "raise the budget, or use a smaller model");
+    }
+    throw Error("memory", what,
+                "free memory on this machine, train within a memory budget (recompute), or use a "
+                "smaller model");
   }
   too_large_ = std::max(too_large_, samples);
   limit_ = samples / 2;
 }
 
-bool AutoMicroBatch::can_split(const Parts& parts) { return largest(parts) > 1; }
+bool AutoMicroBatch::can_split(const Ranges& ranges) { return largest(ranges) > 1; }
 
-void AutoMicroBatch::put_back() {
+void AutoMicroBatch::restore() {
   buffers_.restore();
   for (const auto& generator : generators_) generator.restore();
 }
 
-void AutoMicroBatch::close_window(const Parts& parts, bool merge_was_asked_for) {
-  const auto samples = largest(parts);
+void AutoMicroBatch::close_window(const Ranges& ranges, bool merge_was_asked_for) {
+  const auto samples = largest(ranges);
   went_well_ = std::max(went_well_, samples);
   if (too_large_ == 0) return;
   log::warn_here("memory",
-                 format("micro-batches of {} samples did not fit: from now on a batch is split "
+                 format("micro-batches of {} did not fit: from now on a batch is split "
                         "into micro-batches of at most {}{}",
-                        too_large_, limit_,
+                        plural(too_large_, "sample"), limit_,
                         merge_was_asked_for
                             ? ""
                             : "; batch norm, if there is one, sees one micro-batch at a time"));

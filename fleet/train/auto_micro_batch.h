@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -6,57 +7,57 @@
 
 #include <c10/util/Exception.h>
 
+#include "fleet/core/generator_state.h"
 #include "fleet/core/model_handle.h"
-#include "fleet/memory/op_record.h"
 #include "fleet/optim/gradient_merge.h"
 #include "fleet/precision/buffer_backup.h"
 
 namespace fleet {
 
-/// Goes on where memory is short: the window is forgotten, buffers and generators are put back, and
-/// the whole batch is done again in parts of half the size. What comes out is what those parts had
+/// Continues where memory is short: the window is dropped, buffers and generators are restored, and
+/// the whole batch runs again in micro-batches of half the size. What comes out is what those had
 /// given from the start, bit for bit on one rank. The size is kept for the calls that follow.
 ///
 /// At work where tensors come from an allocator that throws c10::OutOfMemoryError: under a budget
 /// of BudgetAllocator, or off the CPU. Elsewhere it does nothing, and costs nothing.
 ///
 /// Ranks split on their own: up to the last backward nobody has sent anything. A last backward
-/// that sends while it runs cannot be taken back, so parts larger than any that went well send
-/// afterwards.
+/// that sends while it runs cannot be taken back, so micro-batches larger than any that went well
+/// send afterwards.
 class AutoMicroBatch {
  public:
-  using Parts = std::vector<optim::GradientMerge::Part>;
+  using Ranges = std::vector<optim::GradientMerge::Range>;
 
   AutoMicroBatch(const ModelHandle& model, torch::Device device, int ranks);
 
   /// As gradient merge says, or finer when that was too much before, or is quicker.
-  Parts cut(const optim::GradientMerge& merge, int64_t samples) const;
-  /// As gradient merge says, or finer when that was too much before: the largest such part.
-  int64_t largest_part(const optim::GradientMerge& merge, int64_t samples) const;
+  Ranges split(const optim::GradientMerge& merge, int64_t samples) const;
+  /// As gradient merge says, or finer when that was too much before: the largest such size.
+  int64_t largest_size(const optim::GradientMerge& merge, int64_t samples) const;
 
-  /// Before the first part of a batch.
+  /// Before the first micro-batch.
   void open_window();
-  /// Whether memory that is short in this window can be met by smaller parts.
+  /// Whether memory that is short in this window can be met by smaller micro-batches.
   bool can_shrink() const { return !generators_.empty(); }
   /// Whether one of these has more than one sample.
-  static bool can_split(const Parts& parts);
+  static bool can_split(const Ranges& ranges);
   /// Whether a backward over so many samples may send gradients while it runs.
   bool may_overlap(int64_t samples) const;
   /// Buffers and generators to where they were when the window was opened.
-  void put_back();
-  /// Halves the parts; an Error when they hold one sample each.
-  void shrink(const Parts& failed, const c10::OutOfMemoryError& error);
-  /// From now on in parts of at most so many samples, because that is quicker.
+  void restore();
+  /// Halves them; an Error when they hold one sample each.
+  void shrink(const Ranges& failed, const c10::OutOfMemoryError& error);
+  /// From now on in micro-batches of at most so many samples, because that is quicker.
   void prefer(int64_t samples);
-  /// How fine batches are cut, for a snapshot: other parts give other roundings.
+  /// How fine batches are split, for a snapshot: other sizes give other roundings.
   struct State {
-    int64_t limit = 0;      // samples of a part; 0: none
+    int64_t limit = 0;      // samples; 0: none
     int64_t preferred = 0;  // likewise
   };
   State state() const { return {limit_, preferred_}; }
   void set_state(const State& state);
   /// They went well; says so once when they are smaller than at first.
-  void close_window(const Parts& parts, bool merge_was_asked_for);
+  void close_window(const Ranges& ranges, bool merge_was_asked_for);
 
  private:
   bool is_at_work() const;
@@ -64,10 +65,10 @@ class AutoMicroBatch {
   torch::Device device_;
   int ranks_;
   precision::BufferBackup buffers_;
-  std::vector<memory::GeneratorState> generators_;
-  int64_t limit_ = 0;      // samples of a part; 0: none
+  std::vector<GeneratorState> generators_;
+  int64_t limit_ = 0;      // samples; 0: none
   int64_t preferred_ = 0;  // likewise
-  int64_t went_well_ = 0;  // the largest part so far
+  int64_t went_well_ = 0;  // the largest so far
   int64_t too_large_ = 0;  // of this window
 };
 

@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/batch_arithmetic.h"
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 
 namespace fleet {
 namespace {
 
-std::string ranks_text(int64_t ranks) { return format("{} rank{}", ranks, ranks == 1 ? "" : "s"); }
+std::string ranks_text(int64_t ranks) { return plural(ranks, "rank"); }
 
 }  // namespace
 

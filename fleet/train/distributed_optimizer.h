@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <concepts>
@@ -20,40 +21,18 @@
 #include "fleet/precision/autocast.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
-#include "fleet/train/memory_report.h"
+#include "fleet/train/micro_batch.h"
 #include "fleet/train/training_counters.h"
+#include "fleet/train/update_report.h"
 
 namespace fleet {
 
-/// What one call of `minimize` did.
-struct UpdateReport {
-  int64_t call = 0;        // calls of `minimize` so far
-  int64_t update = 0;      // updates done so far
-  bool updated = false;    // false: one part of a window that goes on, or nothing to learn from
-  bool skipped = false;    // loss or gradient not finite (amp): nothing changed but the scale
-  bool in_window = false;  // one micro-batch of an accumulation window that continues: not updated
-  int64_t parts = 0;       // merged on this rank, so far in this window
-  double loss = 0;    // mean over all samples of all ranks; of this part alone within a window;
-                      // with local SGD of this rank, or, when `synced`, since the last average
-  double weight = 0;  // what the loss was averaged over: samples, or what the closure said
-  // This call on this rank alone, whatever the strategy: summed over calls and ranks, each sample
-  // counts once. `loss` and `weight` above overlap within windows and between averages.
-  double own_loss = 0;     // mean
-  double own_weight = 0;   // what it was averaged over
-  int64_t samples = 0;     // 0 with `minimize(closure)`, which does not know
-  double lr = 0;           // the rate that was used
-  double loss_scale = 1;   // the one that was used
-  bool synced = false;     // local SGD: parameters were averaged after this update
-  bool stop = false;       // some rank was asked to stop (stop_request.h); the same on all ranks
-  int64_t sync_every = 1;  // updates between two averages from here on; 1: gradients are shared
-  std::optional<double> gradient_norm = {};  // before clipping; known with amp or max_grad_norm
-  double seconds = 0;                        // wall time of the call
-  double total_seconds = 0;                  // of all calls so far
-  double exposed_communication_s = 0;        // part of `seconds` spent waiting for other ranks
-  MemoryReport memory = {};
-};
+namespace optim {
+struct GradientHealth;
+}
+class ForwardScopes;
 
-/// A batch that `minimize` can weigh: it knows how many samples it has.
+/// A batch that knows how many samples it has.
 template <typename B>
 concept Batchlike = requires(const B& batch) {
   { batch.size() } -> std::convertible_to<int64_t>;
@@ -76,7 +55,7 @@ concept Sliceable = Batchlike<B> && requires(const B& batch, int64_t i) {
 /// `distributed_optimizer`.
 ///
 /// All ranks call `minimize` the same number of times. A rank that has run out of samples passes an
-/// empty batch: it takes part without a say. With local SGD it may also go on to `end_epoch`.
+/// empty batch: it takes part with weight 0. With local SGD it may also go on to `end_epoch`.
 ///
 /// With local SGD ranks hold different parameters until `end_epoch` or `sync` makes them one model:
 /// call one of them on all ranks before the model is evaluated or saved. Overflows are each rank's
@@ -99,7 +78,7 @@ class DistributedOptimizer {
   /// The same for a batch that the closure gets: a mean counts as many samples as the batch has, so
   /// that a short last batch, or unequal shares of the ranks, come out exactly as one big batch.
   /// Every call is an update: gradient merge splits the batch, and so does a lack of memory
-  /// (c10::OutOfMemoryError): then the batch is done again in parts of half the size.
+  /// (c10::OutOfMemoryError): then the batch runs again in micro-batches of half the size.
   template <Batchlike B, typename F>
   requires std::invocable<F&, const B&> UpdateReport minimize(const B& batch, F&& loss) {
     const auto samples = static_cast<int64_t>(batch.size());
@@ -130,6 +109,7 @@ class DistributedOptimizer {
   /// `samples`: of the micro-batch, for plans of recompute; 0 when nobody knows.
   [[nodiscard]] ForwardScope forward(int64_t samples = 0);
 
+  /// How `backward` treats its micro-batch.
   struct BackwardOptions {
     /// The last of the window: gradients are sent while it runs. Without a word it is the
     /// k_steps-th of gradient_merge; else they are sent by `step`.
@@ -145,10 +125,10 @@ class DistributedOptimizer {
   /// Forgets the window. torch's `zero_grad()` of the model does the same.
   void zero_grad();
 
-  /// The end of an epoch in the middle of a window of `minimize(closure)`: updates with the parts
-  /// that are there, rightly weighted, or forgets them (gradient_merge_configs.drop_last). Empty
-  /// when no window is open. With local SGD, waits for the ranks that have more batches, and leaves
-  /// all with the average. All ranks call it.
+  /// The end of an epoch in the middle of a window of `minimize(closure)`: updates with the
+  /// micro-batches that are there, correctly weighted, or drops them
+  /// (gradient_merge_configs.drop_last). Empty when no window is open. With local SGD, waits for
+  /// the ranks that have more batches, and leaves all with the average. All ranks call it.
   std::optional<UpdateReport> end_epoch();
 
   /// With local SGD, averages now, exactly; all ranks call it. Nothing to do otherwise.
@@ -191,31 +171,22 @@ class DistributedOptimizer {
 
  private:
   using SliceLoss = std::function<Loss(int64_t begin, int64_t end)>;
-  /// One forward and backward of an update.
-  struct Part {
-    double weight = 1;  // of a mean; a WeightedLoss says its own
-    bool is_last = true;
-    int64_t of = 1;       // parts that the window will have
-    int64_t samples = 0;  // 0: not known
-    int64_t asked = 0;    // parts that gradient merge makes of the batch; 0: as many as come
-  };
-  /// What is known of a batch before its first forward.
-  struct BatchShape {
-    int64_t samples = 0;
-    bool can_slice = false;
-    std::vector<double> loss_weights = {};  // empty: not known
-  };
-  UpdateReport minimize_samples(const BatchShape& shape, const SliceLoss& loss);
-  UpdateReport report_of_call(const std::function<void(UpdateReport&)>& work);
-  void run(const Part& part, const std::function<Loss()>& loss, UpdateReport& report);
-  bool run_one(const Part& part, const std::function<Loss()>& loss, UpdateReport& report);
-  bool run_all(const BatchShape& shape, const SliceLoss& loss, UpdateReport& report);
-  void run_backward(const Part& part, const Loss& loss, UpdateReport& report);
-  void update_with_what_is_there(UpdateReport& report);
-  void update(UpdateReport& report);
-  void step(const ReducedHead& reduced, UpdateReport& report);
-
   struct State;
+
+  UpdateReport minimize_samples(const BatchShape& batch, const SliceLoss& loss);
+  UpdateReport report_of_call(const std::function<void(UpdateReport&)>& work);
+  void update(const BatchShape& batch, const SliceLoss& closure, UpdateReport& report);
+  void complete(UpdateReport& report);
+  void complete_window(UpdateReport& report);
+  Loss compute_loss(const MicroBatch& micro_batch, const SliceLoss& closure);
+  void compute_gradients(const MicroBatch& micro_batch, const Loss& loss, UpdateReport& report);
+  ReducedMetadata reduce(UpdateReport& report);
+  std::optional<optim::GradientHealth> check(const ReducedMetadata& reduced, UpdateReport& report);
+  void step(const ReducedMetadata& reduced, const optim::GradientHealth& health,
+            UpdateReport& report);
+  void average(UpdateReport& report);
+  void follow(const SyncReport& sync);
+
   std::unique_ptr<State> state_;
 };
 
@@ -228,9 +199,8 @@ class DistributedOptimizer::ForwardScope {
 
  private:
   friend class DistributedOptimizer;
-  struct Scopes;
-  explicit ForwardScope(std::shared_ptr<Scopes> scopes);
-  std::shared_ptr<Scopes> scopes_;
+  explicit ForwardScope(std::shared_ptr<ForwardScopes> scopes);
+  std::shared_ptr<ForwardScopes> scopes_;
 };
 
 /// Turns an optimizer into a distributed one, prints the strategy in force, and gives all ranks the

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/distributed_strategy.h"
 
-#include "fleet/core/format.h"
-#include "fleet/core/options_json.h"
+#include "fleet/core/options/options_json.h"
+#include "fleet/core/text/format.h"
 #include "fleet/optim/lamb.h"
 #include "fleet/optim/lars.h"
 #include "fleet/train/local_sgd_options.h"
@@ -231,12 +232,13 @@ const FieldList& fields_of(const GradientMergeConfigs*) {
   static const FieldList list{
       .area = kArea,
       .fields = {
-          field<&GradientMergeConfigs::k_steps>("k_steps", "parts whose gradients make one update")
+          field<&GradientMergeConfigs::k_steps>("k_steps",
+                                                "micro-batches whose gradients make one update")
               .at_least(1)
-              .in_unit("parts"),
+              .in_unit("micro-batches"),
           field<&GradientMergeConfigs::avg>("avg", "average the gradients; off: sum them"),
           field<&GradientMergeConfigs::micro_batch_size>(
-              "micro_batch_size", "cut a batch into parts of this size; 0: into k_steps parts")
+              "micro_batch_size", "split a batch into micro-batches of this size; 0: into k_steps")
               .at_least(0)
               .in_unit("samples")
               .beyond_guide(),
@@ -301,7 +303,7 @@ const FieldList& fields_of(const DistributedStrategy*) {
               field<&S::localsgd>("localsgd", "average parameters now and then, not gradients"),
               field<&S::localsgd_configs>("localsgd_configs", ""),
               field<&S::auto_>("auto", "with localsgd: the interval adapts (adaptive_localsgd)"),
-              field<&S::gradient_merge>("gradient_merge", "one update from several parts"),
+              field<&S::gradient_merge>("gradient_merge", "one update from several micro-batches"),
               field<&S::gradient_merge_configs>("gradient_merge_configs", ""),
               field<&S::lars>("lars", "Momentum becomes LARS"),
               field<&S::lars_configs>("lars_configs", ""),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -5,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 
 namespace fleet {
 
@@ -13,6 +14,7 @@ namespace fleet {
 // line is Fleet's own. Limits, units and meanings are in the field lists of the .cpp, and from
 // there in docs/strategy.md.
 
+/// Mixed precision: docs/strategies/amp.md.
 struct AmpConfigs {
   float init_loss_scaling = 32768;
   int incr_every_n_steps = 1000;
@@ -30,6 +32,7 @@ struct AmpConfigs {
   bool operator==(const AmpConfigs&) const = default;
 };
 
+/// Recomputation, offload and memory budgets: docs/strategies/recompute.md.
 struct RecomputeConfigs {
   std::vector<std::string> checkpoints = {};
   bool enable_offload = false;
@@ -41,6 +44,7 @@ struct RecomputeConfigs {
   bool operator==(const RecomputeConfigs&) const = default;
 };
 
+/// Local SGD at a fixed interval: docs/strategies/local_sgd.md.
 struct LocalSgdConfigs {
   int k_steps = 1;
   int begin_step = 1;
@@ -54,6 +58,7 @@ struct LocalSgdConfigs {
   bool operator==(const LocalSgdConfigs&) const = default;
 };
 
+/// Local SGD whose interval adapts: docs/strategies/local_sgd.md.
 struct AdaptiveLocalSgdConfigs {
   int init_k_steps = 1;
   int begin_step = 1;
@@ -70,16 +75,18 @@ struct AdaptiveLocalSgdConfigs {
   bool operator==(const AdaptiveLocalSgdConfigs&) const = default;
 };
 
+/// Gradient accumulation: docs/strategies/gradient_merge.md.
 struct GradientMergeConfigs {
   int k_steps = 1;
   bool avg = true;
 
-  int64_t micro_batch_size = 0;  ///< 0: the batch is cut into k_steps parts
+  int64_t micro_batch_size = 0;  ///< 0: the batch is split into k_steps
   bool drop_last = false;
 
   bool operator==(const GradientMergeConfigs&) const = default;
 };
 
+/// LARS over Momentum: docs/strategies/lars.md.
 struct LarsConfigs {
   float lars_coeff = 0.001f;
   float lars_weight_decay = 0.0005f;
@@ -92,6 +99,7 @@ struct LarsConfigs {
   bool operator==(const LarsConfigs&) const = default;
 };
 
+/// LAMB over Adam or AdamW: docs/strategies/lamb.md.
 struct LambConfigs {
   float lamb_weight_decay = 0.01f;
   std::vector<std::string> exclude_from_weight_decay = {};
@@ -155,6 +163,7 @@ struct DistributedStrategy {
   std::string overview() const;
 };
 
+/// A strategy in force, and how it differs from the one that was given.
 struct ResolvedStrategy {
   DistributedStrategy strategy;
   std::vector<std::string> notes;  ///< a sentence for each thing that was replaced

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/layer_wise_optimizer.h"
 
 #include "fleet/core/error.h"

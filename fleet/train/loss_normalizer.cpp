@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/loss_normalizer.h"
 
 #include <algorithm>
@@ -7,8 +8,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
@@ -91,21 +92,21 @@ void LossNormalizer::drop() {
 }
 
 void LossNormalizer::set_agreed(const Agreed& agreed) {
-  usual_weight_ = agreed.usual_weight;
-  terms_ = usual_weight_ > 0 ? agreed.terms : 0;
+  loss_normalizer_ = agreed.loss_normalizer;
+  terms_ = loss_normalizer_ > 0 ? agreed.terms : 0;
 }
 
 void LossNormalizer::agree_on_terms(double own_weight, int64_t own_terms) {
   if (terms_ > 0) return;
   has_new_terms_ = true;
   if (is_local_) {
-    set_agreed({.usual_weight = own_weight > 0 ? own_weight : 1, .terms = own_terms});
+    set_agreed({.loss_normalizer = own_weight > 0 ? own_weight : 1, .terms = own_terms});
     return;
   }
   const auto most = torch::tensor({own_weight, static_cast<double>(own_terms)}, torch::kDouble);
   comm_->all_reduce(most, comm::ReduceOp::kMax, "the usual weight of an update");
   const double weight = most[0].item<double>() * comm_->size();
-  set_agreed({.usual_weight = weight > 0 ? weight : 1,
+  set_agreed({.loss_normalizer = weight > 0 ? weight : 1,
               .terms = static_cast<int64_t>(most[1].item<double>())});
 }
 
@@ -154,7 +155,7 @@ torch::Tensor LossNormalizer::scaled(const MicroBatchLoss& loss, double scale) c
   for (size_t t = 0; t < loss.terms.size(); ++t) {
     const auto& term = loss.terms[t];
     if (!term.value.requires_grad()) continue;
-    const double total = terms_ > 1 ? (*totals_)[t] : usual_weight_;
+    const double total = terms_ > 1 ? (*totals_)[t] : loss_normalizer_;
     const double factor = total > 0 ? term.to_sum / total * scale : 0;
     // Scaled in fp32 at least: in fp16 the product would be infinite.
     const auto value = term.value.element_size() < 4 ? term.value.to(torch::kFloat) : term.value;

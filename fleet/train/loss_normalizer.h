@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
@@ -78,14 +79,14 @@ class LossNormalizer {
   double loss_sum() const;
   /// From the sums over the ranks: the loss of the update, and the factor of its gradients.
   double mean_loss(double loss_sum, double weight) const;
-  double correction(double weight) const { return terms_ > 1 ? 1 : usual_weight_ / weight; }
+  double correction(double weight) const { return terms_ > 1 ? 1 : loss_normalizer_ / weight; }
 
   /// What ranks have agreed on once; a usual weight of 0: nothing yet.
   struct Agreed {
-    double usual_weight = 0;
+    double loss_normalizer = 0;
     int64_t terms = 0;
   };
-  Agreed agreed() const { return {usual_weight_, terms_}; }
+  Agreed agreed() const { return {loss_normalizer_, terms_}; }
   void set_agreed(const Agreed& agreed);
 
  private:
@@ -94,7 +95,7 @@ class LossNormalizer {
 
   ParameterArena& arena_;
   std::shared_ptr<comm::Communicator> comm_;
-  double usual_weight_ = 0;
+  double loss_normalizer_ = 0;
   int64_t terms_ = 0;
 
   // Of the window.

@@ -1,19 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/memory_strategy.h"
 
 #include <algorithm>
 
 #include <c10/util/StringUtil.h>
 
-#include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
-#include "fleet/core/memory_limit.h"
-#include "fleet/core/nearest_name.h"
-#include "fleet/memory/budget_amount.h"
-#include "fleet/memory/direct_file.h"
-#include "fleet/memory/planner.h"
-#include "fleet/memory/policies.h"
+#include "fleet/core/process/memory_limit.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
+#include "fleet/core/text/plural.h"
+#include "fleet/memory/allocator/budget_amount.h"
+#include "fleet/memory/offload/direct_file.h"
+#include "fleet/memory/plan/planner.h"
+#include "fleet/memory/tape/policies.h"
 
 namespace fleet {
 namespace {
@@ -43,11 +45,12 @@ class MemoryStrategy::NamedCheckpoints final : public memory::NamedCuts {
   void meets(std::string_view name, const torch::Tensor& x) override {
     if (proved_ || shape_.empty() || !names().contains(name)) return;
     if (x.sizes() == c10::IntArrayRef(shape_)) return;
-    throw Error("recompute",
-                format("checkpoint '{}' has shape {}, and recompute_configs.checkpoint_shape says "
-                       "{}",
-                       name, c10::str(x.sizes()), c10::str(c10::IntArrayRef(shape_))),
-                "leave checkpoint_shape out: it is not needed");
+    throw UsageError(
+        "recompute",
+        format("checkpoint '{}' has shape {}, and recompute_configs.checkpoint_shape says "
+               "{}",
+               name, c10::str(x.sizes()), c10::str(c10::IntArrayRef(shape_))),
+        "leave checkpoint_shape out: it is not needed");
   }
 
   void prove() {
@@ -61,15 +64,16 @@ class MemoryStrategy::NamedCheckpoints final : public memory::NamedCuts {
     if (problems.empty()) {
       proved_ = true;
     } else if (known.empty()) {
-      throw Error::all(
+      throw UsageError::all(
           "recompute",
           "the forward names no tensor, so it cannot be cut at these checkpoints:", problems,
           "name them in the model: x = fleet::checkpoint(layer->forward(x), \"name\")");
     } else {
-      throw Error::all("recompute", "the forward never names these checkpoints:", problems,
-                       format("take them out of recompute_configs.checkpoints, or name them in the "
-                              "model with fleet::checkpoint; it names {}",
-                              listed(known)));
+      throw UsageError::all(
+          "recompute", "the forward never names these checkpoints:", problems,
+          format("take them out of recompute_configs.checkpoints, or name them in the "
+                 "model with fleet::checkpoint; it names {}",
+                 listed(known)));
     }
   }
 
@@ -174,7 +178,7 @@ void MemoryStrategy::plan_for_budget(int ranks_on_host) {
                                  .limit = limit_,
                                  .disk = disk,
                                  .staging = staging_,
-                                 .says_plans = !configs_.plan_only},
+                                 .logs_plans = !configs_.plan_only},
       memory::BudgetAllocator::cpu().counter());
 }
 
@@ -280,14 +284,14 @@ void MemoryStrategy::end_backward() {
 
 bool MemoryStrategy::plan_again(bool can_split) { return plans_ && plans_->tighten(can_split); }
 
-int64_t MemoryStrategy::quickest_part(int64_t largest) {
+int64_t MemoryStrategy::quickest_size(int64_t largest) {
   if (!plans_) return largest;
-  const auto best = plans_->quickest_part(largest);
+  const auto best = plans_->quickest_size(largest);
   const auto before = std::exchange(preferred_, best);
   if (before != best && (before != 0 || best != largest) && !configs_.plan_only) {
     const auto plan = plans_->plan(best);
     log::info("plan",
-              format("micro-batches of {} samples from now on: {}", best,
+              format("micro-batches of {} from now on: {}", plural(best, "sample"),
                      plan ? format("quickest by the plans, {:.4g} ms a sample",
                                    1e3 * plan->predicted_seconds / static_cast<double>(best))
                           : std::string("they may be quicker, and are measured next")));
@@ -298,8 +302,8 @@ int64_t MemoryStrategy::quickest_part(int64_t largest) {
 void MemoryStrategy::add(const memory::TapeReport& tape) {
   tape_ = tape;
   report_.segments += tape.segments;
-  report_.given_up += tape.given_up;
-  report_.given_up_bytes += tape.given_up_bytes;
+  report_.evicted += tape.evicted;
+  report_.evicted_bytes += tape.evicted_bytes;
   report_.kept_by_need += tape.kept_by_need;
   report_.kept_by_need_bytes += tape.kept_by_need_bytes;
 }
@@ -335,10 +339,13 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
     report_.now = counter.live();
   }
   if (updated) say_once(steps);
-  if (updated && configs_.plan_only && steps.is_settled) {
-    // After the update, where no rank waits for another.
-    throw HelpRequested(configs_.memory_budget.empty() ? plans_->plain_summary(steps.largest)
-                                                       : plans_->summary(steps.sizes));
+  if (configs_.plan_only && steps.is_settled) {
+    plan_text_ = configs_.memory_budget.empty() ? plans_->plain_summary(steps.largest)
+                                                : plans_->summary(steps.sizes);
+  } else if (!steps.sizes.empty()) {
+    plan_text_.reset();  // this window ran without a settled plan
+  } else if (!plan_text_) {
+    plan_text_ = "this rank had no samples, so it has no plan\n";
   }
   return std::exchange(report_, {});
 }
@@ -352,15 +359,17 @@ void MemoryStrategy::say_once(const memory::BudgetPlans::Steps& steps) {
   if (said_ || (plans_ && (!steps.is_settled || configs_.plan_only))) return;
   said_ = true;
   if (!tape_) return;  // this rank had no samples
-  auto text = format("a forward has {} segments to recompute, and evicted {} values, {}",
-                     tape_->segments, tape_->given_up, byte_size_text(tape_->given_up_bytes));
+  auto text = format("a forward has {} to recompute, and evicted {}, {}",
+                     plural(tape_->segments, "segment"), plural(tape_->evicted, "value"),
+                     byte_size_text(tape_->evicted_bytes));
   std::string by_op;
   for (const auto& [op, bytes] : tape_->kept_ops) {
     by_op += format("{}{} {}", by_op.empty() ? "" : ", ", op, byte_size_text(bytes));
   }
   if (!by_op.empty()) {
-    text += format("; kept, since no op can recompute them: {} values, {} ({})",
-                   tape_->kept_by_need, byte_size_text(tape_->kept_by_need_bytes), by_op);
+    text += format("; kept, since no op can recompute them: {}, {} ({})",
+                   plural(tape_->kept_by_need, "value"), byte_size_text(tape_->kept_by_need_bytes),
+                   by_op);
   }
   log::info("recompute", text);
   if (!configs_.enable_offload) return;
@@ -382,7 +391,8 @@ void MemoryStrategy::say_once(const memory::BudgetPlans::Steps& steps) {
 
 void MemoryStrategy::say_memory(const memory::BudgetPlans::Steps& steps) const {
   auto text = std::string("plain training of this batch");
-  if (steps.samples > 0) text = format("plain training of {} samples at once", steps.samples);
+  if (steps.samples > 0)
+    text = format("plain training of {} at once", plural(steps.samples, "sample"));
   text += format(" would take {}{}", steps.is_scaled_up ? "about " : "",
                  byte_size_text(steps.plain_peak));
   text += plans_ ? format("; the budget in force is {}", byte_size_text(plans_->budget()))

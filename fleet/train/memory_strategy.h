@@ -1,13 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "fleet/memory/away_memory.h"
-#include "fleet/memory/budget_allocator.h"
-#include "fleet/memory/budget_plans.h"
-#include "fleet/memory/tape.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/offload/offloaded_storage.h"
+#include "fleet/memory/plan/budget_plans.h"
+#include "fleet/memory/tape/tape.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/memory_report.h"
 
@@ -70,12 +71,13 @@ class MemoryStrategy {
   bool plan_again(bool can_split);
 
   /// The size of micro-batch that is quickest within the budget, `largest` being one that fits.
-  int64_t quickest_part(int64_t largest);
+  int64_t quickest_size(int64_t largest);
 
   /// Of what happened since the last call; what plain training takes is for the window so far. Says
-  /// once what was recomputed, offloaded and taken; with plan_only throws HelpRequested once the
-  /// plans are settled.
+  /// once what was recomputed, offloaded and taken.
   MemoryReport report_of_call(bool updated, bool window_is_open);
+  /// With plan_only, once the plans are settled: what the program is to print and end with.
+  const std::optional<std::string>& plan_text() const { return plan_text_; }
   /// A call failed: what is in the file is of no use, and the next forward opens another.
   void forget();
 
@@ -103,6 +105,7 @@ class MemoryStrategy {
   bool is_reported_ = false;   // what happened in this scope
   int64_t limit_ = 0;          // of a step that is measured beyond the budget
   bool is_unbounded_ = false;  // such a step runs
+  std::optional<std::string> plan_text_;
   std::vector<std::pair<int64_t, const char*>> charged_;
   int64_t staging_ = 0;  // 0: as OffloadFile would
   std::shared_ptr<memory::OffloadFile> file_;

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/mixed_precision.h"
 
 #include <bit>
 #include <cmath>
 
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
 #include "fleet/precision/low_precision_speed.h"
 
 namespace fleet {

@@ -1,12 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/plain_memory.h"
 
 #include <algorithm>
 
-#include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
-#include "fleet/core/resident_memory.h"
+#include "fleet/core/process/resident_memory.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {

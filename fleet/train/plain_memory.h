@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/train/memory_report.h"
 
 namespace fleet {

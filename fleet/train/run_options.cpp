@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/run_options.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "fleet/comm/world.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
+#include "fleet/io/output_check.h"
 #include "fleet/io/weights.h"
 
 namespace fleet {
@@ -19,6 +21,11 @@ int64_t RunOptions::warmup_updates(int64_t updates) const {
 }
 
 void RunOptions::load(const ModelHandle& model) const {
+  if (!save.empty() && world()->index() == 0) {
+    const OutputPlace place{save, "--save", "weights"};
+    check_overwrites_nothing({place}, {{weights, "the file of --weights"}});
+    check_output_file(place, weights_bytes(model));
+  }
   if (weights.empty()) return;
   load_weights(model, weights);
   log::info("weights", format("started from {}", weights));

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "fleet/core/model_handle.h"
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 
 namespace fleet {
 
@@ -24,7 +25,8 @@ struct RunOptions {
   /// How many of `updates` lie before the rate's peak.
   int64_t warmup_updates(int64_t updates) const;
 
-  /// Before the optimizer is made: the weights of `--weights`, if any.
+  /// Before the optimizer is made: the weights of `--weights`, if any. Sees too that `--save` can
+  /// be written, and is another file.
   void load(const ModelHandle& model) const;
   /// At the end, on the first rank that is there: writes those of `--save`, if any.
   void keep(const ModelHandle& model) const;

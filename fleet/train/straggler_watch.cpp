@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/straggler_watch.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
@@ -53,12 +54,15 @@ std::string StragglerWatch::observe(Rank& rank, double seconds, double median,
   const auto count = static_cast<double>(rank.updates);
   const double own = rank.seconds_sum / count, usual = rank.median_sum / count;
   const auto line =
-      is_slow ? format(
-                    "{} holds the others up: its own part of an update takes {:.3g} s, {:.1f} "
-                    "times the {:.3g} s that ranks usually need, in the last {} updates",
-                    rank.name, own, own / usual, usual, rank.updates)
-              : format("{} keeps up again: {:.3g} s for an update, and ranks usually need {:.3g} s",
-                       rank.name, own, usual);
+      is_slow
+          ? format(
+                "{} slows the others down: its own compute for an update takes {:.3g} s, {:.1f} "
+                "times the {:.3g} s that ranks usually need, in the last {} updates",
+                rank.name, own, own / usual, usual, rank.updates)
+          : format(
+                "{} is as fast as the others again: {:.3g} s for an update, and ranks usually need "
+                "{:.3g} s",
+                rank.name, own, usual);
   rank = {
       .name = std::move(rank.name), .is_named = is_slow, .said_ratio = is_slow ? own / usual : 0};
   return line;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@ namespace fleet {
 
 /// Names ranks that hold the others up: whose own computing for an update takes more than `factor`
 /// times the median of all ranks, in `kInARow` updates one after the other. It does so once, again
-/// when it has become much worse, and when the rank keeps up again.
+/// when it has become much worse, and when the rank is as fast as the others again.
 ///
 /// All ranks see the same times, so that one of them can speak for all. The median of an even
 /// number is the lower one: of two ranks, the faster.

@@ -1,13 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/strategy_check.h"
 
 #include <algorithm>
 #include <charconv>
 #include <set>
 
-#include "fleet/core/byte_size.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/memory/budget_amount.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/memory/allocator/budget_amount.h"
 #include "fleet/train/layer_wise_optimizer.h"
 
 namespace fleet {
@@ -109,7 +110,7 @@ class Check {
     const auto& configs = strategy_.gradient_merge_configs;
     if (configs.k_steps > 1 && configs.micro_batch_size > 0) {
       problem(
-          format("gradient_merge_configs: k_steps = {} says how many parts a batch has, "
+          format("gradient_merge_configs: k_steps = {} says how many micro-batches a batch has, "
                  "micro_batch_size = {} how large they are; give one of them",
                  configs.k_steps, configs.micro_batch_size));
     }
@@ -117,7 +118,7 @@ class Check {
       const bool is_planned =
           strategy_.recompute && !strategy_.recompute_configs.memory_budget.empty();
       remark(is_planned
-                 ? "gradient_merge leaves the size of parts to the plan for memory_budget"
+                 ? "gradient_merge leaves the size of micro-batches to the plan for memory_budget"
                  : "gradient_merge with k_steps = 1 merges nothing: every batch is an update");
     }
   }
@@ -199,7 +200,7 @@ class Check {
     }
     if (context_.is_elastic && context_.has_opaque_state) {
       problem(
-          format("fleetrun --elastic gives a rank that comes back the optimizer's state, which {} "
+          format("fleetrun --elastic gives a restarted rank the optimizer's state, which {} "
                  "keeps to itself; use an optimizer of Fleet's, or leave --elastic out and restart "
                  "from snapshots",
                  context_.optimizer_name));
@@ -237,7 +238,7 @@ class Check {
     if (context_.is_elastic && configs.delayed) {
       problem(
           format("{}_configs.delayed leaves no moment at which all ranks hold the same parameters, "
-                 "and a rank that comes back to an elastic job needs one; leave one of them out",
+                 "and a restarted rank to an elastic job needs one; leave one of them out",
                  name));
     }
     if (strategy_.sync_batch_norm) {
@@ -321,7 +322,7 @@ std::vector<std::string> check(const DistributedStrategy& strategy, const CheckC
   Check check(strategy, context);
   check.run();
   if (!check.problems.empty()) {
-    throw Error::all("strategy", "this strategy cannot be used:", check.problems);
+    throw UsageError::all("strategy", "this strategy cannot be used:", check.problems);
   }
   return check.remarks;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/strategy_overview.h"
 
 #include <algorithm>
@@ -5,8 +6,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "fleet/core/format.h"
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/train_config.h"
 
 #include <algorithm>
 #include <functional>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
 
 namespace fleet {
 namespace {
@@ -27,8 +28,8 @@ void check_names(const std::vector<std::string>& reads) {
           format("'{}' is no field of TrainConfig{}", name, did_you_mean(name, known)));
   }
   if (problems.empty()) return;
-  throw Error::all("config", "ProgramHelp::reads names what does not exist:", problems,
-                   "give names of flags, or \"snapshots\"");
+  throw UsageError::all("config", "ProgramHelp::reads names what does not exist:", problems,
+                        "give names of flags, or \"snapshots\"");
 }
 
 // The fields that a program reads. Others are no flags of it, and known by name: a flag that would
@@ -109,9 +110,7 @@ const FieldList& fields_of(const TrainConfig*) {
               field<&C::batch_size>("batch_size", "what one update sees on a rank")
                   .at_least(1)
                   .in_unit("samples"),
-              field<&C::epochs>("epochs", "times that every sample is seen")
-                  .at_least(0)
-                  .in_unit("epochs"),
+              field<&C::epochs>("epochs", "number of epochs").at_least(0).in_unit("epochs"),
               field<&C::seed>("seed", "of shuffling, initial weights and dropout").at_least(0),
               field<&C::strategy_file>("strategy",
                                        "JSON file with a strategy, which flags can change"),

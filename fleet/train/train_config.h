@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -5,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "fleet/core/command_line.h"
-#include "fleet/core/options.h"
+#include "fleet/core/options/command_line.h"
+#include "fleet/core/options/options.h"
+#include "fleet/snapshot/snapshot_options.h"
 #include "fleet/train/distributed_strategy.h"
-#include "fleet/train/snapshot_options.h"
 
 namespace fleet {
 

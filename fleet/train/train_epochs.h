@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 #include <utility>
 
-#include "fleet/train/snapshots.h"
+#include "fleet/snapshot/snapshots.h"
 #include "fleet/train/training_log.h"
 
 namespace fleet {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/training_counters.h"
 
 namespace fleet {
@@ -12,12 +13,13 @@ const FieldList& fields_of(const TrainingCounters*) {
           field<&C::calls>("calls", "calls of minimize").at_least(0),
           field<&C::total_seconds>("total_seconds", "of all calls").at_least(0).in_unit("s"),
           field<&C::lr>("lr", "learning rate").at_least(0),
-          field<&C::usual_weight>("usual_weight", "what an update weighs as a rule").at_least(0),
+          field<&C::loss_normalizer>("loss_normalizer", "weight of a usual update").at_least(0),
           field<&C::loss_terms>("loss_terms", "terms of a loss").at_least(0),
-          field<&C::part_limit>("part_limit", "largest part of a batch that fits")
+          field<&C::micro_batch_limit>("micro_batch_limit", "largest micro-batch that fits")
               .at_least(0)
               .in_unit("samples"),
-          field<&C::part_preferred>("part_preferred", "part of a batch that is quickest")
+          field<&C::micro_batch_preferred>("micro_batch_preferred",
+                                           "size of micro-batch that is quickest")
               .at_least(0)
               .in_unit("samples"),
           field<&C::scaler>("scaler", "loss scale of amp"),

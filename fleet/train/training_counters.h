@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
 
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 #include "fleet/precision/grad_scaler.h"
 
 namespace fleet {
@@ -15,10 +16,10 @@ struct TrainingCounters {
   int64_t calls = 0;     ///< of `minimize`
   double total_seconds = 0;
   double lr = 0;
-  double usual_weight = 0;     ///< 0: not agreed on yet
-  int64_t loss_terms = 0;      ///< that a loss has; 0: not agreed on yet
-  int64_t part_limit = 0;      ///< samples of a part, since more did not fit; 0: none
-  int64_t part_preferred = 0;  ///< likewise, since more was slower
+  double loss_normalizer = 0;         ///< 0: not agreed on yet
+  int64_t loss_terms = 0;             ///< that a loss has; 0: not agreed on yet
+  int64_t micro_batch_limit = 0;      ///< samples, since more did not fit; 0: none
+  int64_t micro_batch_preferred = 0;  ///< likewise, since more was slower
   GradScalerState scaler = {};
 };
 const FieldList& fields_of(const TrainingCounters*);

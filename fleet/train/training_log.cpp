@@ -1,14 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/training_log.h"
 
+#include <cmath>
 #include <utility>
 
 #include <ATen/ops/tensor.h>
 
 #include "fleet/comm/world.h"
-#include "fleet/core/byte_size.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
-#include "fleet/core/resident_memory.h"
+#include "fleet/core/process/resident_memory.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 #include "fleet/metrics/step_line.h"
 
 namespace fleet {
@@ -82,10 +85,11 @@ void TrainingLog::end_epoch() {
   // `minimize(closure)` does not say how many samples it sees.
   const bool is_known = all[2] > 0 || all[3] == 0;
   const double count = is_known ? all[2] : all[3];
-  const auto* unit = is_known ? "samples" : "calls of minimize";
+  const auto seen = is_known ? plural(std::llround(count), "sample")
+                             : plural(std::llround(count), "call of minimize", "calls of minimize");
   const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
-  log::info("train", format("epoch {}: loss {:.5f}, {:.0f} {} in {:.1f} s, {:.1f} {}/s, memory {}",
-                            epoch_, loss, count, unit, seconds, count / seconds,
+  log::info("train", format("epoch {}: loss {:.5f}, {} in {:.1f} s, {:.1f} {}/s, memory {}", epoch_,
+                            loss, seen, seconds, seconds > 0 ? count / seconds : 0,
                             is_known ? "samples" : "calls", byte_size_text(peak_resident_bytes())));
 }
 

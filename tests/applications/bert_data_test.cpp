@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/isfinite.h>
 #include <gtest/gtest.h>
 
 #include "fleet/applications/bert.h"
 #include "fleet/core/error.h"
-#include "fleet/data/token_file.h"
+#include "fleet/data/formats/token_file.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/error_of.h"
@@ -12,7 +13,7 @@
 namespace fleet::applications {
 namespace {
 
-using fleet::testing::error_of;
+using fleet::testing::error_message_of;
 
 class BertDataTest : public ::testing::Test {
  protected:
@@ -61,7 +62,7 @@ TEST_F(BertDataTest, FeedsTheModel) {
 
 TEST_F(BertDataTest, RefusesDataThatTheModelHasNoRoomFor) {
   auto model = small(7, 12);
-  EXPECT_TRUE(says(error_of([&] { model.load_digital_dataset_from_file(options()); }),
+  EXPECT_TRUE(says(error_message_of([&] { model.load_digital_dataset_from_file(options()); }),
                    "vocab.txt has 8 tokens, the model 7",
                    "max_seq_len is 16, the model has 12 positions"));
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The models against what torchvision, transformers and torch.nn compute with the same weights and
 // input (golden/generate.py): scores, losses, gradients, statistics.
 #include <gtest/gtest.h>
@@ -6,7 +7,7 @@
 #include "fleet/applications/resnet.h"
 #include "fleet/applications/transformer.h"
 #include "fleet/applications/vgg.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/applications/golden_case.h"
 

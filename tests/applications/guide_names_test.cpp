@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the guide writes, as it stands there: names of models, of checkpoints, of parameters that
 // have no decay, and loaders that belong to a model.
 #include <cstdlib>
@@ -11,8 +12,8 @@
 #include "fleet/applications/transformer.h"
 #include "fleet/applications/vgg.h"
 #include "fleet/comm/communicator.h"
-#include "fleet/core/format.h"
-#include "fleet/data/synthetic_images.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/images/synthetic_images.h"
 #include "fleet/optim/lamb.h"
 #include "fleet/optim/lars.h"
 #include "fleet/optim/momentum.h"
@@ -25,7 +26,7 @@
 namespace fleet::applications {
 namespace {
 
-using fleet::testing::error_of;
+using fleet::testing::error_message_of;
 
 constexpr auto kMeta = torch::kMeta;
 
@@ -68,7 +69,7 @@ TEST(GuideNamesTest, TheEnvironmentMakesAProgramsModelSmallAndSaysSo) {
   EXPECT_EQ(model.options().layers, 2);
   EXPECT_EQ(model.options().heads, 16);
   const Variable resnet("FLEET_RESNET_OPTIONS", R"({"widht": 8})");
-  EXPECT_TRUE(says(error_of([] { Resnet50({.device = kMeta}); }), "FLEET_RESNET_OPTIONS",
+  EXPECT_TRUE(says(error_message_of([] { Resnet50({.device = kMeta}); }), "FLEET_RESNET_OPTIONS",
                    "did you mean 'width'"));
 }
 
@@ -182,9 +183,10 @@ TEST(GuideNamesTest, ImageModelsLoadTheGuidesLists) {
   }
   EXPECT_EQ(samples, 12);
   const auto narrow = VGG16({.classes = 2, .device = kMeta});
-  EXPECT_TRUE(says(error_of([&] { narrow.load_imagenet_from_file(list); }), "label"));
-  EXPECT_TRUE(says(error_of([&] { narrow.load_imagenet_from_file(list, {.num_classes = 3}); }),
-                   "[vgg] the data have 3 classes, the model 2"));
+  EXPECT_TRUE(says(error_message_of([&] { narrow.load_imagenet_from_file(list); }), "label"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { narrow.load_imagenet_from_file(list, {.num_classes = 3}); }),
+           "[vgg] the data have 3 classes, the model 2"));
 }
 
 }  // namespace

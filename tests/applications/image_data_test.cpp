@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/applications/image_data.h"
 
 #include <utility>
@@ -11,7 +12,7 @@
 namespace fleet::applications {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 using Sizes = std::pair<int64_t, int64_t>;
 
@@ -43,7 +44,7 @@ TEST(ImageDataTest, TestsWithImagesThatTrainingDoesNotSee) {
 }
 
 TEST(ImageDataTest, NamesTheSizesThatFashionMnistCanHave) {
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(error_message_of([] {
               load_image_data({.data = "fashion_mnist", .image_size = 32, .classes = 10}, {});
             }),
             "[data] Fashion-MNIST's images have 28 x 28 pixels and are scaled by whole numbers, "

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Each application learns its synthetic task, on samples that it has not seen; runs in bf16; drops
 // in training alone.
 #include <ATen/ops/_unique.h>

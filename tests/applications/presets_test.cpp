@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The full-size models: names and shapes of the libraries', checkpoints, and the meta device, on
 // which they are made and trained without memory.
 #include <unistd.h>
@@ -167,17 +168,17 @@ TEST(PresetsTest, StartAsTheLibrariesDo) {
 }
 
 TEST(PresetsTest, RefuseOptionsThatDoNotFit) {
-  using fleet::testing::error_of;
-  EXPECT_TRUE(says(error_of([] { Bert(BertOptions{.hidden = 100, .heads = 12}); }),
+  using fleet::testing::error_message_of;
+  EXPECT_TRUE(says(error_message_of([] { Bert(BertOptions{.hidden = 100, .heads = 12}); }),
                    "100 hidden units do not divide into 12 heads", "multiple of heads"));
-  EXPECT_TRUE(says(error_of([] {
+  EXPECT_TRUE(says(error_message_of([] {
                      Transformer(TransformerOptions{
                          .source_vocab = 10, .target_vocab = 20, .width = 30, .heads = 4});
                    }),
                    "width 30 does not divide into 4 heads", "vocabularies of 10 and 20 tokens"));
   const Bert bert(BertOptions{
       .vocab = 20, .hidden = 8, .layers = 1, .heads = 2, .intermediate = 8, .max_positions = 9});
-  EXPECT_TRUE(says(error_of([&] { bert.loss(synthetic_batch(bert.options(), 2, 0, 10)); }),
+  EXPECT_TRUE(says(error_message_of([&] { bert.loss(synthetic_batch(bert.options(), 2, 0, 10)); }),
                    "10 tokens, but there are 9 positions"));
 }
 

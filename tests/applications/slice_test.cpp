@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts of a batch add up to the whole, also where tokens are spread unevenly.
 #include <mutex>
 
@@ -98,8 +99,9 @@ TEST(BertBatchTest, GradientMergeMakesTheSameUpdate) {
     model->to(torch::kFloat);
     auto optimizer = distributed_optimizer(optim::SGD(model, {.lr = 0.1}), strategy);
     for (int64_t step = 0; step < 2; ++step) {
-      const auto report = optimizer.minimize(synthetic_batch(model.options(), 7, step, 40),
-                                             [&](const auto& part) { return model.loss(part); });
+      const auto report =
+          optimizer.minimize(synthetic_batch(model.options(), 7, step, 40),
+                             [&](const auto& micro_batch) { return model.loss(micro_batch); });
       EXPECT_TRUE(report.updated);
     }
     return model.parameters();
@@ -156,7 +158,7 @@ std::vector<torch::Tensor> trained(const Make& make, int ranks, int64_t k_steps)
       const auto own = ranks == 1          ? whole
                        : comm->rank() == 0 ? whole.slice(0, 1)
                                            : whole.slice(1, 6);
-      optimizer.minimize(own, [&](const auto& part) { return model.loss(part); });
+      optimizer.minimize(own, [&](const auto& micro_batch) { return model.loss(micro_batch); });
     }
     if (comm->rank() == 0) {
       for (const auto& parameter : model.parameters()) result.push_back(parameter.detach().clone());
@@ -214,8 +216,8 @@ TEST(BertBatchTest, CountsPositionsFromTheFirstSampleOfThePart) {
 
 TEST(BertBatchTest, RefusesSamplesThatAreNotThere) {
   const auto batch = synthetic_batch(small_bert().options(), 5, 13, 24);
-  EXPECT_TRUE(
-      says(fleet::testing::error_of([&] { batch.slice(3, 6); }), "samples [3, 6) of a batch of 5"));
+  EXPECT_TRUE(says(fleet::testing::error_message_of([&] { batch.slice(3, 6); }),
+                   "samples [3, 6) of a batch of 5"));
 }
 
 TEST(BertTest, DoesWithoutNextSentencesTypesAndPadding) {

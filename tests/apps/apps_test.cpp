@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ready programs as a user starts them, on small models.
 
 #include <signal.h>
@@ -8,8 +9,8 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
-#include "fleet/data/synthetic_images.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/images/synthetic_images.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/launched.h"
@@ -151,7 +152,7 @@ TEST(AppsTest, SigtermSavesAndTheSameCommandGoesOn) {
   Launched again(command, kOneThread);
   ASSERT_EQ(again.wait(kPatience), 0) << again.output();
   EXPECT_TRUE(
-      says(again.output(), format("goes on after update {:.0f}, from ", made[0]), "[test]"));
+      says(again.output(), format("resumes after update {:.0f}, from ", made[0]), "[test]"));
   EXPECT_EQ(numbers(again.output(), kStepLine).size(), static_cast<size_t>(40 - made[0]));
 }
 
@@ -270,7 +271,7 @@ TEST(AppsTest, BertFromRawText) {
                                             "--epochs=8", "--log_every=100", "--dropout=0"}));
   const auto loss = numbers(said, "masked-LM loss ([0-9.]+) ");
   const auto unigram = numbers(said, R"(\(unigram ([0-9.]+)\))");
-  const auto right = numbers(said, "masked words right ([0-9.]+)");
+  const auto right = numbers(said, "masked-LM accuracy ([0-9.]+)");
   ASSERT_EQ(loss.size(), 8U) << said;
   EXPECT_LT(loss.back(), unigram.back() / 2) << said;
   EXPECT_GT(right.back(), 0.6) << "all but the numbers can be known\n" << said;
@@ -306,10 +307,10 @@ TEST(AppsTest, MistakesAreNamed) {
   EXPECT_TRUE(says(flag_text, "unknown flag --image-siz (did you mean '--image_size'",
                    "--dropout: 1 is out of range"));
   const auto [missing, missing_text] = failure_of("bert", {"--data=/nowhere"});
-  EXPECT_EQ(missing, 1);
+  EXPECT_EQ(missing, 2);
   EXPECT_TRUE(says(missing_text, "/nowhere/vocab.txt"));
   const auto [images, images_text] = failure_of("resnet50", {"--data=/nowhere"});
-  EXPECT_EQ(images, 1);
+  EXPECT_EQ(images, 2);
   EXPECT_TRUE(says(images_text, "error: [data] ", "/nowhere/train"));
 }
 

@@ -1,5 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
 #define FMT_HEADER_ONLY 1
-#include "fleet/comm/backend.h"
+#include "fleet/comm/transport/backend.h"
 
 #include <chrono>
 
@@ -7,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/store.h"
+#include "fleet/comm/rendezvous/store.h"
 #include "fleet/core/error.h"
 
 #include "tests/support/error_of.h"
@@ -15,10 +16,10 @@
 namespace fleet::comm {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 std::string refusal(const std::string& backend) {
-  return error_of([&] {
+  return error_message_of([&] {
     make_backend(Store::in_memory(), 0, 1,
                  {.backend = backend, .timeout = std::chrono::milliseconds(5'000)});
   });

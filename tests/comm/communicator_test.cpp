@@ -1,20 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/comm/communicator.h"
 
 #include <array>
+#include <barrier>
 #include <functional>
 #include <latch>
 #include <thread>
 
 #include <gtest/gtest.h>
 
-#include "tests/support/count_down.h"
 #include "tests/support/says.h"
 #include "tests/support/thread_ranks.h"
 
 namespace fleet::comm {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using testing::run_ranks;
 
 class CommunicatorTest : public ::testing::TestWithParam<int> {};
@@ -40,7 +41,7 @@ TEST_P(CommunicatorTest, ReducesEveryTypeByEveryOperation) {
   });
 }
 
-TEST_P(CommunicatorTest, BroadcastsGathersAndMeets) {
+TEST_P(CommunicatorTest, BroadcastsGathersAndPassesBarriers) {
   run_ranks(GetParam(), [](const testing::Comm& comm) {
     const int root = comm->size() - 1;
     auto word = torch::full({3}, comm->rank(), torch::kLong);
@@ -57,7 +58,7 @@ TEST_P(CommunicatorTest, BroadcastsGathersAndMeets) {
 TEST_P(CommunicatorTest, RunsSeveralAtOnceInOrder) {
   run_ranks(GetParam(), [](const testing::Comm& comm) {
     std::vector<torch::Tensor> tensors;
-    std::vector<Pending> pending;
+    std::vector<Work> pending;
     for (int i = 0; i < 20; ++i) {
       tensors.push_back(torch::full({1000 * (i + 1)}, static_cast<float>(i)));
       pending.push_back(comm->all_reduce_async(tensors.back(), ReduceOp::kSum, "one of many"));
@@ -108,26 +109,29 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, ::testing::Values(1, 2, 4));
 
 TEST(CommunicatorTest, SaysWhatCannotBeSent) {
   Communicator comm;
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               comm.all_reduce(torch::ones({4, 4}).t().narrow(0, 0, 2), ReduceOp::kSum, "x");
             }).find("all_reduce: the tensor is not contiguous"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               comm.broadcast(torch::ones({2}, torch::kBool), 0, "x");
             }).find("broadcast: Bool tensors cannot be sent"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               comm.all_reduce(torch::ones({2}, torch::kLong), ReduceOp::kAvg, "x");
-            }).find("the average of int64 would be cut off"),
+            }).find("the average of int64 would be truncated"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               comm.broadcast(torch::ones({2}), 3, "x");
             }).find("there is no rank 3 among 1"),
             std::string::npos);
-  EXPECT_NE(
-      error_of([&] { comm.all_reduce(torch::Tensor(), ReduceOp::kSum, "x"); }).find("undefined"),
-      std::string::npos);
+  EXPECT_NE(error_message_of([&] {
+              comm.all_reduce(torch::Tensor(), ReduceOp::kSum, "x");
+            }).find("undefined"),
+            std::string::npos);
 }
+
+constexpr auto kSoon = std::chrono::milliseconds(300);  // for calls that cannot succeed
 
 /// What the ranks but the last one say when a call fails because the last one never makes it. All
 /// ranks run `before` first, which tells them that rank and the others apart.
@@ -135,34 +139,33 @@ std::vector<std::string> errors_without_the_last(
     int size, const std::function<void(const testing::Comm&)>& before) {
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::latch others_have_failed(size - 1);
-  run_ranks(size,
-            [&](const testing::Comm& comm) {
-              comm->barrier("all are here");
-              before(comm);
-              if (comm->rank() == size - 1) return others_have_failed.wait();
-              const auto tensor = torch::ones({10});
-              errors[static_cast<size_t>(comm->rank())] = error_of(
-                  [&] { comm->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5"); });
-              others_have_failed.count_down();
-              others_have_failed.wait();  // whoever leaves is no longer alive for the others
-            },
-            {.timeout = std::chrono::milliseconds(2000)});
+  run_ranks(size, [&](const testing::Comm& comm) {
+    comm->barrier("all are here");
+    before(comm);
+    if (comm->rank() == size - 1) return others_have_failed.wait();
+    const auto tensor = torch::ones({10});
+    errors[static_cast<size_t>(comm->rank())] = error_message_of([&] {
+      comm->with_timeout(kSoon)->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5");
+    });
+    others_have_failed.count_down();
+    others_have_failed.wait();  // a rank that leaves is not alive for the others
+  });
   return errors;
 }
 
-TEST(CommunicatorTest, NamesTheRankThatDidNotComeAndWhatItWasDoing) {
+TEST(CommunicatorTest, NamesTheMissingRankAndItsCall) {
   const auto errors = errors_without_the_last(2, [](const testing::Comm&) {});
-  EXPECT_TRUE(says(errors[0], "rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float", "(since ",
-                   "rank 1 (",
-                   "has not come this far: it is at its call 2 ('barrier (all are here)'), this is "
-                   "call 3"));
+  EXPECT_TRUE(says(
+      errors[0], "rank 0: all_reduce of gradient bucket 2 of 5 (10 x Float", "(since ", "rank 1 (",
+      "has not reached this call: it is at its call 2 ('barrier (all are here)'), this is "
+      "call 3"));
 }
 
 // A thread that writes snapshots calls when it has something to write, not when training calls:
 // rank 0 is ahead of rank 1 there, and rank 2, which does not come, of both.
 TEST(CommunicatorTest, CallsOfAnotherGroupOnAnotherThreadDoNotCountInThisOne) {
   std::array<testing::Comm, 3> writers;
-  std::array<std::vector<Pending>, 3> calls;
+  std::array<std::vector<Work>, 3> calls;
   const auto errors = errors_without_the_last(3, [&](const testing::Comm& comm) {
     const auto rank = static_cast<size_t>(comm->rank());
     writers[rank] = comm->duplicate("writer");
@@ -175,7 +178,7 @@ TEST(CommunicatorTest, CallsOfAnotherGroupOnAnotherThreadDoNotCountInThisOne) {
   });
   for (const int rank : {0, 1}) {
     const auto& text = errors[static_cast<size_t>(rank)];
-    EXPECT_TRUE(says(text, "rank 2 (", "has not come this far: it is at its call 2 ('barrier",
+    EXPECT_TRUE(says(text, "rank 2 (", "has not reached this call: it is at its call 2 ('barrier",
                      "its latest call is 'all_reduce of a file's hash (2 x Float"));
     EXPECT_EQ(text.find(rank == 0 ? "rank 1 (" : "rank 0 ("), text.npos) << text;
   }
@@ -183,31 +186,28 @@ TEST(CommunicatorTest, CallsOfAnotherGroupOnAnotherThreadDoNotCountInThisOne) {
 
 TEST(CommunicatorTest, NamesEachRanksCallWhenTheyDiffer) {
   std::array<std::string, 2> errors;
-  std::latch both_have_failed(2);
-  run_ranks(2,
-            [&](const testing::Comm& comm) {
-              auto& error = errors[static_cast<size_t>(comm->rank())];
-              auto end = std::make_unique<testing::CountDown>(both_have_failed);
-              // One has left its loop, and the other has not.
-              if (comm->rank() == 0) {
-                const auto gradients = torch::ones({1000});
-                error = error_of([&] { comm->all_reduce(gradients, ReduceOp::kSum, "gradients"); });
-              } else {
-                error = error_of([&] { comm->barrier("shutdown"); });
-              }
-              end.reset();
-              both_have_failed.wait();
-            },
-            {.timeout = std::chrono::milliseconds(2000)});
-  EXPECT_TRUE(says(errors[0], "rank 1 (", "is at another call: its call 2 is 'barrier (shutdown)'",
+  std::barrier both_have_started(2);
+  std::barrier both_have_failed(2);
+  run_ranks(2, [&](const testing::Comm& comm) {
+    const auto soon = comm->with_timeout(kSoon);
+    const auto numbers = torch::ones({1000});
+    // One has left its loop, and the other has not.
+    auto pending = comm->rank() == 0 ? soon->all_reduce_async(numbers, ReduceOp::kSum, "gradients")
+                                     : soon->broadcast_async(numbers, 0, "the best weights");
+    both_have_started.arrive_and_wait();
+    errors[static_cast<size_t>(comm->rank())] = error_message_of([&] { pending.wait(); });
+    both_have_failed.arrive_and_wait();
+  });
+  EXPECT_TRUE(says(errors[0], "rank 1 (",
+                   "is at another call: its call 2 is 'broadcast of the best weights from rank 0",
                    "and here it is 'all_reduce of gradients (1000 x Float"));
   EXPECT_TRUE(says(errors[1], "rank 0 (", "its call 2 is 'all_reduce of gradients (1000 x Float",
-                   "and here it is 'barrier (shutdown)'"));
+                   "and here it is 'broadcast of the best weights from rank 0"));
 }
 
 TEST(CommunicatorTest, KnowsItsBackends) {
   auto store = Store::in_memory();
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               Communicator comm(store, 0, 2, {.backend = "mpi"});
             }).find("there is no backend 'mpi'"),
             std::string::npos);

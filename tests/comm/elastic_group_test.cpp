@@ -1,4 +1,5 @@
-#include "fleet/comm/elastic_group.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/comm/elastic/elastic_group.h"
 
 #include <atomic>
 #include <map>
@@ -10,10 +11,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
-#include "fleet/comm/liveness.h"
-#include "fleet/comm/peer_watch.h"
-#include "fleet/core/format.h"
-#include "fleet/core/restart_needed.h"
+#include "fleet/comm/elastic/liveness.h"
+#include "fleet/comm/rendezvous/peer_watch.h"
+#include "fleet/core/process/restart_needed.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -22,14 +23,14 @@ namespace fleet::comm {
 namespace {
 
 using namespace std::chrono_literals;
-using Kind = ElasticCall::Kind;
+using Kind = Collective::Kind;
 using Moment = ElasticOptions::Moment;
-using testing::error_of;
+using testing::error_message_of;
 
 /// The end of a rank that is a thread.
 struct Died {};
 
-// Ranks that are threads; one that throws Died is gone, as the kernel would say of a process.
+// Ranks as threads; one that throws Died is lost, like a process that has ended.
 class Ranks {
  public:
   using Body = std::function<void(ElasticGroup&)>;
@@ -37,12 +38,12 @@ class Ranks {
       : size_(size), options_(std::move(options)), coroner_(store_, size, 60s) {}
   ~Ranks() { join(); }
 
-  void start(int rank, const Body& body, ElasticOptions elastic = {}, bool has_pulse = true) {
+  void start(int rank, const Body& body, ElasticOptions elastic = {}, bool has_heartbeat = true) {
     threads_.emplace_back([=, this] {
-      std::optional<PeerWatch> pulse;
+      std::optional<PeerWatch> watch;
       try {
-        pulse.emplace(store_, rank, size_, "127.0.0.1");
-        if (has_pulse) pulse->gather();
+        watch.emplace(store_, rank, size_, "127.0.0.1");
+        if (has_heartbeat) watch->gather_identities();
         ElasticGroup group(store_, rank, size_, options_, elastic);
         body(group);
       } catch (const Died&) {
@@ -63,7 +64,7 @@ class Ranks {
   }
   void bury(int rank) {
     const std::lock_guard lock(mutex_);
-    coroner_.declare_gone(*coroner_.seat_of(rank, 1s));
+    coroner_.declare_gone(*coroner_.slot_of(rank, 1s));
   }
 
  private:
@@ -79,7 +80,7 @@ class Ranks {
 const std::map<int, std::string> kNoErrors;
 
 void sum(ElasticGroup& group, const torch::Tensor& tensor, ReduceOp op = ReduceOp::kSum) {
-  group.submit({.kind = Kind::kReduce, .tensors = {tensor}, .op = op, .what = "a sum"}).get();
+  group.submit({.kind = Kind::kAllReduce, .tensors = {tensor}, .op = op, .what = "a sum"}).get();
 }
 
 // Before the end, as in a program: a rank that leaves breaks its connections.
@@ -128,7 +129,7 @@ TEST_P(LossTest, LeavesTheOthersWithTheSameSums) {
   for (int rank = 0; rank < 4; ++rank) {
     ElasticOptions elastic;
     if (rank == victim) {
-      elastic.accident = [moment = moment](Moment now, int64_t call) {
+      elastic.inject_fault = [moment = moment](Moment now, int64_t call) {
         if (now == moment && call == kFatal) throw Died{};
       };
     }
@@ -139,7 +140,8 @@ TEST_P(LossTest, LeavesTheOthersWithTheSameSums) {
           for (int call = 1; call <= kCalls; ++call) {
             auto values = torch::randn({1000}, generator);
             auto who = own_digit(group);
-            group.submit({.kind = Kind::kReduce, .tensors = {values, who}, .what = "values"}).get();
+            group.submit({.kind = Kind::kAllReduce, .tensors = {values, who}, .what = "values"})
+                .get();
             const auto contributors = who[0].item<int64_t>();
             int64_t digit = 1;
             for (int i = 0; i < std::get<0>(GetParam()); ++i) digit *= 10;
@@ -168,7 +170,7 @@ TEST_P(LossTest, LeavesTheOthersWithTheSameSums) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LossTest,
                          ::testing::Combine(::testing::Values(0, 1, 3),
-                                            ::testing::Values(Moment::kMeeting, Moment::kExchange,
+                                            ::testing::Values(Moment::kBarrier, Moment::kExchange,
                                                               Moment::kEnd)));
 
 void expect_four_full_sums(ElasticGroup& group) {
@@ -180,12 +182,12 @@ void expect_four_full_sums(ElasticGroup& group) {
   part(group);
 }
 
-TEST(ElasticGroupTest, RankWhoseConnectionBrokeGetsTheResultOfThoseWhoFinished) {
+TEST(ElasticGroupTest, RankWhoseConnectionBrokeGetsTheResultOfAnother) {
   Ranks ranks(3);
   std::atomic<int> exchanges = 0;
   for (int rank = 0; rank < 3; ++rank) {
     ElasticOptions elastic;
-    elastic.accident = [&, rank](Moment now, int64_t call) {
+    elastic.inject_fault = [&, rank](Moment now, int64_t call) {
       if (call != 2 || now != Moment::kEnd) return;
       ++exchanges;
       if (rank == 1) throw std::runtime_error("reset by peer");
@@ -196,12 +198,12 @@ TEST(ElasticGroupTest, RankWhoseConnectionBrokeGetsTheResultOfThoseWhoFinished) 
   EXPECT_EQ(exchanges, 3) << "nobody had to repeat the call";
 }
 
-TEST(ElasticGroupTest, AllRepeatACallThatNobodyFinished) {
+TEST(ElasticGroupTest, AllRepeatACallThatNoneCompleted) {
   Ranks ranks(3);
   std::atomic<int> failures = 0;
   for (int rank = 0; rank < 3; ++rank) {
     ElasticOptions elastic;
-    elastic.accident = [&](Moment now, int64_t call) {
+    elastic.inject_fault = [&](Moment now, int64_t call) {
       if (call == 2 && now == Moment::kEnd && failures++ < 3) throw std::runtime_error("reset");
     };
     ranks.start(rank, expect_four_full_sums, elastic);
@@ -210,7 +212,7 @@ TEST(ElasticGroupTest, AllRepeatACallThatNobodyFinished) {
   EXPECT_EQ(failures, 6);
 }
 
-TEST(ElasticGroupTest, LastRankGoesOnAlone) {
+TEST(ElasticGroupTest, LastRankContinuesAlone) {
   Ranks ranks(2);
   ranks.start(0, [&](ElasticGroup& group) {
     for (int call = 1; call <= 3; ++call) {
@@ -226,7 +228,7 @@ TEST(ElasticGroupTest, LastRankGoesOnAlone) {
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
 
-TEST(ElasticGroupTest, NewProcessIsLetInHearsTheStateAndGoesOnWithTheOthers) {
+TEST(ElasticGroupTest, NewProcessIsAdmittedReceivesTheStateAndContinues) {
   constexpr int64_t kState = 4711;
   Ranks ranks(3);
   const auto go_on = [](ElasticGroup& group) {
@@ -241,7 +243,7 @@ TEST(ElasticGroupTest, NewProcessIsLetInHearsTheStateAndGoesOnWithTheOthers) {
   const auto tell = [](ElasticGroup& group, int64_t state) {
     const auto word = torch::full({1}, state, torch::kLong);
     group.submit({.kind = Kind::kBroadcast, .tensors = {word}, .what = "the state"}).get();
-    group.settle();
+    group.finish_admission();
     return word.item<int64_t>();
   };
   std::atomic<bool> is_gone = false;
@@ -290,7 +292,7 @@ TEST(ElasticGroupTest, SlowRankIsWaitedForBeyondTheTimeLimit) {
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
 
-TEST(ElasticGroupTest, SilentRankIsGoneAfterTheTimeLimit) {
+TEST(ElasticGroupTest, RankWithoutHeartbeatIsLostAfterTheTimeLimit) {
   Ranks ranks(2, {.timeout = 500ms});
   ranks.start(0, [&](ElasticGroup& group) {
     const auto total = own_digit(group);
@@ -298,11 +300,11 @@ TEST(ElasticGroupTest, SilentRankIsGoneAfterTheTimeLimit) {
     EXPECT_EQ(total[0].item<int64_t>(), 1);
   });
   ranks.start(
-      1, [&](ElasticGroup& group) { group.rest(); }, {}, /*has_pulse=*/false);
+      1, [&](ElasticGroup& group) { group.stop(); }, {}, /*has_heartbeat=*/false);
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
 
-TEST(ElasticGroupTest, RankThatWasTakenForGoneIsToldSo) {
+TEST(ElasticGroupTest, RankThatWasDeclaredLostGetsAnError) {
   Ranks ranks(2);
   std::atomic<bool> went_on = false;
   ranks.start(0, [&](ElasticGroup& group) {
@@ -317,8 +319,8 @@ TEST(ElasticGroupTest, RankThatWasTakenForGoneIsToldSo) {
   const auto& errors = ranks.join();
   ASSERT_EQ(errors.size(), 1u);
   EXPECT_TRUE(says(errors.at(1),
-                   "[elastic] rank 1 was silent for more than 20 s, and the others "
-                   "have gone on without it"));
+                   "[elastic] rank 1 had no heartbeat for more than 20 s, and the others "
+                   "have continued without it"));
 }
 
 TEST(ElasticGroupTest, DifferentCallsAreNamed) {
@@ -338,7 +340,7 @@ TEST(ElasticGroupTest, TooFewRanksNeedARestart) {
   Ranks ranks(2);
   ranks.start(0,
               [&](ElasticGroup& group) {
-                EXPECT_TRUE(says(error_of<RestartNeeded>([&] {
+                EXPECT_TRUE(says(error_message_of<RestartNeeded>([&] {
                                    while (true) sum(group, own_digit(group));
                                  }),
                                  "[elastic] 1 of 2 ranks are left, and --min_ranks is 2\n  fix: "));
@@ -348,7 +350,7 @@ TEST(ElasticGroupTest, TooFewRanksNeedARestart) {
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
 
-TEST(ElasticGroupTest, NewProcessIsToldWhenItCameTooLate) {
+TEST(ElasticGroupTest, NewProcessThatIsTooLateGetsAnError) {
   for (const bool in_order : {true, false}) {
     Ranks ranks(2);
     std::atomic<int> ended = 0;
@@ -366,9 +368,8 @@ TEST(ElasticGroupTest, NewProcessIsToldWhenItCameTooLate) {
     const auto& errors = ranks.join();
     ASSERT_EQ(errors.size(), 1u);
     EXPECT_TRUE(says(errors.at(1),
-                     in_order ? "[elastic] the training ended before rank 1 could come back"
-                              : "[elastic] rank 1 came back, and of those who went on nobody is "
-                                "left"));
+                     in_order ? "[elastic] the training ended before rank 1 could rejoin"
+                              : "[elastic] rank 1 rejoined, and no member of the group is left"));
   }
 }
 
@@ -388,7 +389,7 @@ TEST(ElasticGroupTest, RandomLossesLeaveTheSameResults) {
       ElasticOptions elastic;
       if (rank < losses) {
         const int fatal = std::uniform_int_distribution(1, 40)(random);
-        elastic.accident = [fatal, moments = 0](Moment, int64_t) mutable {
+        elastic.inject_fault = [fatal, moments = 0](Moment, int64_t) mutable {
           if (++moments == fatal) throw Died{};
         };
       }

@@ -1,4 +1,5 @@
-#include "fleet/comm/membership.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/comm/elastic/membership.h"
 
 #include <algorithm>
 #include <map>
@@ -9,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/comm/mortal_store.h"
 #include "tests/support/error_of.h"
@@ -36,14 +37,14 @@ class Ranks {
   void start(int rank, int64_t last, bool arrives_late, int rounds) {
     threads_.emplace_back([=, this] {
       const auto store = c10::make_intrusive<MortalStore>(table_, last, mercy_);
-      std::optional<Seat> seat;
+      std::optional<Slot> slot;
       try {
         Liveness liveness(Store::over(store), rank, kLimit);
-        seat = liveness.own();
+        slot = liveness.own();
         Membership membership(Store::over(store), liveness);
         live(membership, liveness, rounds);
       } catch (const Died&) {
-        bury(*seat);
+        bury(*slot);
         if (!arrives_late) return;
         std::this_thread::sleep_for(2ms);
         store->arrive_late();
@@ -65,22 +66,22 @@ class Ranks {
     return Store::over(c10::make_intrusive<MortalStore>(table_, last, mercy_));
   }
 
-  void bury(const Seat& seat) {
+  void bury(const Slot& slot) {
     const std::lock_guard lock(mutex_);
     --alive_;
-    content_.erase(seat.rank);
-    current_.erase(seat.rank);
-    coroner_->declare_gone(seat);
+    content_.erase(slot.rank);
+    current_.erase(slot.rank);
+    coroner_->declare_gone(slot);
     mercy_.death_is_known();
   }
 
   void live(Membership& membership, Liveness& liveness, int rounds) {
     const int rank = liveness.own().rank;
-    note(rank, membership.found(size_, kLimit));
+    note(rank, membership.form(size_, kLimit));
     int done = 0;
     while (!is_over(rank, done == rounds)) {
       const bool has_to =
-          membership.is_over() || !liveness.gone_among(membership.current().seats()).empty();
+          membership.is_over() || !liveness.gone_among(membership.current().slots()).empty();
       if (!has_to && done == rounds) continue;
       if (!has_to) ++done;
       const auto next = membership.next({.finished = done}, {});
@@ -89,7 +90,7 @@ class Ranks {
     }
   }
 
-  // When all are content nobody dies any more; then they only have to come to one generation.
+  // Once all have joined, no rank dies any more; then all must reach one generation.
   bool is_over(int rank, bool is_content) {
     const std::lock_guard lock(mutex_);
     if (is_content) content_.insert(rank);
@@ -147,7 +148,7 @@ TEST(MembershipTest, AllRanksAgreeAgainAndAgain) {
 class DeathTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(DeathTest, OfOneRankAtAnyStepLeavesTheOthersInOneGroup) {
-  constexpr int kFirst = 8, kLast = 90;  // the seat is taken by then; all rounds are over by then
+  constexpr int kFirst = 8, kLast = 90;  // the slot is taken by then; all rounds are over by then
   int deaths = 0;
   for (int64_t step = kFirst; step < kLast; ++step) {
     SCOPED_TRACE(format("step {}", step));
@@ -196,16 +197,16 @@ void at_once(const std::vector<std::function<void()>>& bodies) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST(MembershipTest, InvitedProcessTakesTheSeatOfTheOneBefore) {
+TEST(MembershipTest, InvitedProcessTakesTheSlotOfTheOneBefore) {
   const auto store = Store::in_memory();
   Rank first(store, 0);
   {
     Rank second(store, 1);
     at_once(
-        {[&] { first.membership.found(2, kLimit); }, [&] { second.membership.found(2, kLimit); }});
+        {[&] { first.membership.form(2, kLimit); }, [&] { second.membership.form(2, kLimit); }});
   }
   Rank again(store, 1);
-  EXPECT_TRUE(again.membership.is_founded());
+  EXPECT_TRUE(again.membership.has_formed());
   EXPECT_TRUE(first.liveness.is_gone({1, 1})) << "another has its seat";
   ASSERT_TRUE(first.membership.next({.finished = 7}, {}));
   EXPECT_EQ(first.membership.current().ranks(), std::vector<int>{0});
@@ -213,9 +214,9 @@ TEST(MembershipTest, InvitedProcessTakesTheSeatOfTheOneBefore) {
   EXPECT_TRUE(first.membership.asking({1}).empty());
   again.membership.ask();
   const auto asking = first.membership.asking({1});
-  ASSERT_EQ(asking, (std::vector<Seat>{{1, 2}}));
+  ASSERT_EQ(asking, (std::vector<Slot>{{1, 2}}));
   EXPECT_FALSE(again.membership.invited());
-  at_once({[&] { first.membership.next({.finished = 8}, {.after = 8, .seats = asking}); },
+  at_once({[&] { first.membership.next({.finished = 8}, {.after = 8, .slots = asking}); },
            [&] {
              std::optional<Invitation> invitation;
              while (!(invitation = again.membership.invited())) std::this_thread::yield();
@@ -228,11 +229,10 @@ TEST(MembershipTest, InvitedProcessTakesTheSeatOfTheOneBefore) {
   EXPECT_EQ(first.membership.current().most_finished(), 8);
 }
 
-TEST(MembershipTest, GuestIsLeftOutWhenNobodyKnowsOfTheInvitation) {
+TEST(MembershipTest, InvitedRankIsLeftOutWhenNoMemberHasTheCall) {
   const auto store = Store::in_memory();
   Rank first(store, 0), second(store, 1), third(store, 2);
-  at_once(
-      {[&] { first.membership.found(2, kLimit); }, [&] { second.membership.found(2, kLimit); }});
+  at_once({[&] { first.membership.form(2, kLimit); }, [&] { second.membership.form(2, kLimit); }});
   // Rank 1 has finished call 8 and invites, and dies before rank 0 hears what the call said.
   third.membership.ask();
   store.prefixed("membership").set("invited/2/1", "1 8");
@@ -245,22 +245,46 @@ TEST(MembershipTest, GuestIsLeftOutWhenNobodyKnowsOfTheInvitation) {
   EXPECT_FALSE(guest);
 }
 
-TEST(MembershipTest, RankThatWasTakenForGoneFindsItOut) {
+TEST(MembershipTest, RankThatWasDeclaredLostFindsOut) {
   const auto store = Store::in_memory();
   Rank first(store, 0), second(store, 1);
-  at_once(
-      {[&] { first.membership.found(2, kLimit); }, [&] { second.membership.found(2, kLimit); }});
+  at_once({[&] { first.membership.form(2, kLimit); }, [&] { second.membership.form(2, kLimit); }});
   first.liveness.declare_gone({1, 1});
   ASSERT_TRUE(first.membership.next({}, {}));
   EXPECT_TRUE(second.membership.is_over());
   EXPECT_FALSE(second.membership.next({}, {}));
 }
 
-TEST(MembershipTest, RankThatDoesNotComeIsNamed) {
+TEST(MembershipTest, WhatCannotBeOfARankIsRefusedAndShownWithoutItsEscapes) {
+  for (const auto* list : {"99999999999 0 1 ", "2 0 1 0 0 0", "1 -3 1 0 0 0", "\x1b[2J", ""}) {
+    const auto store = Store::in_memory();
+    Rank first(store, 0);
+    store.prefixed("membership").set("generation/0/list", list);
+    EXPECT_TRUE(says(testing::error_message_of([&] { first.membership.next({}, {}); }),
+                     "[elastic] the store has no list of ranks but '"));
+  }
   const auto store = Store::in_memory();
   Rank first(store, 0);
-  EXPECT_TRUE(says(testing::error_of([&] { first.membership.found(3, 50ms); }),
-                   "[elastic] rank 0 waited 0 s for 3 ranks, and these did not come: 1 2"));
+  store.prefixed("membership").set("generation/0/list", "\x1b[2J");
+  EXPECT_TRUE(
+      says(testing::error_message_of([&] { first.membership.next({}, {}); }), "'\\x1b[2J'"));
+  store.prefixed("membership").set("last", "soon");
+  EXPECT_TRUE(says(testing::error_message_of([&] { first.membership.last(); }),
+                   "the store has no generation but 'soon'"));
+  store.prefixed("membership").set("last", "7");
+  EXPECT_TRUE(says(testing::error_message_of([&] { first.membership.last(); }),
+                   "[elastic] the store names generation 7 and has no list of its members"));
+}
+
+TEST(MembershipTest, MissingRankIsNamed) {
+  const auto store = Store::in_memory();
+  Rank first(store, 0);
+  ::testing::internal::CaptureStdout();
+  testing::error_message_of([&] { first.membership.form(3, 200ms, 20ms); });
+  EXPECT_TRUE(
+      says(::testing::internal::GetCapturedStdout(), "[init] waits for ranks 1, 2 (0 s of"));
+  EXPECT_TRUE(says(testing::error_message_of([&] { first.membership.form(3, 50ms); }),
+                   "[elastic] rank 0 waited 0 s, and of 3 ranks ranks 1, 2 did not arrive"));
 }
 
 }  // namespace

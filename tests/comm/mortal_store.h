@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #define FMT_HEADER_ONLY 1
@@ -15,7 +16,7 @@ namespace fleet::comm {
 /// The end of a rank that is a thread.
 struct Died {};
 
-/// Whether ranks may still die. Granted when nobody is dying, so that no death is unknown then.
+/// Whether ranks may still die. Granted while no rank is dying, so that every death is known.
 class Mercy {
  public:
   bool lets_die() {
@@ -27,7 +28,7 @@ class Mercy {
     const std::lock_guard lock(mutex_);
     --dying_;
   }
-  /// From here on nobody dies; false while a death is on its way.
+  /// From here on no rank dies; false while one is dying.
   bool grant() {
     const std::lock_guard lock(mutex_);
     is_granted_ = is_granted_ || dying_ == 0;

@@ -1,4 +1,5 @@
-#include "fleet/comm/shared_area.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/comm/transport/shared_area.h"
 
 #include <latch>
 
@@ -11,7 +12,7 @@
 namespace fleet::comm {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using testing::run_ranks;
 
 torch::Tensor numbers_of(int rank, int64_t n, torch::ScalarType dtype) {
@@ -49,7 +50,7 @@ TEST_P(SharedAreaTest, RunsManySumsInOrderWhileRanksAreLate) {
     const auto area = SharedArea::make(comm, kNumber * kLength * 4);
     auto all = torch::from_blob(area->data(), {kNumber, kLength}, torch::kFloat);
     for (int round = 0; round < 5; ++round) {
-      std::vector<Pending> pending;
+      std::vector<Work> pending;
       for (int64_t i = 0; i < kNumber; ++i) {
         if (i == 20) std::this_thread::sleep_for(std::chrono::milliseconds(3 * comm->rank()));
         all[i].fill_(static_cast<float>(i + comm->rank()));
@@ -67,26 +68,31 @@ TEST_P(SharedAreaTest, RunsManySumsInOrderWhileRanksAreLate) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, SharedAreaTest, ::testing::Values(2, 3, 4));
 
-TEST(SharedAreaTest, NamesTheRankThatDoesNotCome) {
+TEST(SharedAreaTest, NamesTheMissingRank) {
   std::string text;
   std::latch has_failed(1);
-  run_ranks(
-      2,
-      [&](const testing::Comm& comm) {
-        const auto area = SharedArea::make(comm, 4096);
-        if (comm->rank() == 1) return has_failed.wait();
-        const testing::CountDown end(has_failed);
-        auto mine = torch::from_blob(area->data(), {16}, torch::kFloat);
-        text = error_of([&] { area->all_reduce_sum_async(mine, "gradient bucket 1 of 1").wait(); });
-      },
-      {.timeout = std::chrono::milliseconds(2000)});
+  run_ranks(2,
+            [&](const testing::Comm& comm) {
+              const auto area = SharedArea::make(comm, 4096);
+              if (comm->rank() == 1) return has_failed.wait();
+              const testing::CountDown end(has_failed);
+              auto mine = torch::from_blob(area->data(), {16}, torch::kFloat);
+              text = error_message_of(
+                  [&] { area->all_reduce_sum_async(mine, "gradient bucket 1 of 1").wait(); });
+            },
+            {.timeout = std::chrono::milliseconds(2000)});
   EXPECT_TRUE(says(text, "rank 0: all_reduce of gradient bucket 1 of 1 (16 x Float", "rank 1 (",
-                   "has not come this far"));
+                   "has not reached this call"));
 }
 
-TEST(SharedAreaTest, IsLeftOutOnEveryRankWhenOneIsToldSo) {
+TEST(SharedAreaTest, IsOffOnEveryRankWhenOneSwitchesItOff) {
   ::setenv("FLEET_SHARED_MEMORY", "0", 1);
   run_ranks(2, [](const testing::Comm& comm) { EXPECT_EQ(SharedArea::make(comm, 4096), nullptr); });
+  ::setenv("FLEET_SHARED_MEMORY", "off", 1);
+  run_ranks(2, [](const testing::Comm& comm) {
+    EXPECT_TRUE(says(error_message_of([&] { SharedArea::make(comm, 4096); }),
+                     "[environment] FLEET_SHARED_MEMORY='off' is neither 0 nor 1"));
+  });
   ::unsetenv("FLEET_SHARED_MEMORY");
 }
 

@@ -1,4 +1,5 @@
-#include "fleet/comm/store.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/comm/rendezvous/store.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,7 +15,7 @@
 namespace fleet::comm {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using namespace std::chrono_literals;
 
 TEST(StoreTest, CarriesKeysBetweenHostAndClients) {
@@ -41,7 +42,7 @@ TEST(StoreTest, PrefixKeepsKeysApart) {
   EXPECT_EQ(store.try_get("key"), std::nullopt);
 }
 
-TEST(StoreTest, DuplicateWaitsWithoutHoldingUpTheOriginal) {
+TEST(StoreTest, DuplicateWaitsWithoutBlockingTheOriginal) {
   auto host = Store::host(0, 5s);
   auto client = Store::connect("127.0.0.1", host.port(), 5s);
   std::string seen;
@@ -65,18 +66,18 @@ TEST(StoreTest, MemoryStoreServesSeveralThreads) {
 TEST(StoreTest, WaitThatRunsOutNamesKeyAddressAndTime) {
   auto host = Store::host(0, 200ms, "127.0.0.1");
   ::testing::internal::CaptureStderr();
-  const auto text = error_of([&] { host.get("rank 3"); });
+  const auto text = error_message_of([&] { host.get("rank 3"); });
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_NE(text.find("waited 0.2 s for 'rank 3' in the store at 127.0.0.1:"), text.npos) << text;
-  const auto memory = error_of([&] { Store::in_memory(100ms).get("x"); });
+  const auto memory = error_message_of([&] { Store::in_memory(100ms).get("x"); });
   EXPECT_NE(memory.find("waited 0.1 s for 'x' in the store at memory"), memory.npos) << memory;
 }
 
-TEST(StoreTest, NobodyHostingIsOneCleanMessage) {
+TEST(StoreTest, MissingHostIsOneCleanMessage) {
   uint16_t port = 0;
   { port = Store::host(0, 1s).port(); }
   ::testing::internal::CaptureStderr();
-  const auto text = error_of([&] { Store::connect("127.0.0.1", port, 300ms); });
+  const auto text = error_message_of([&] { Store::connect("127.0.0.1", port, 300ms); });
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_NE(text.find("nothing answers at 127.0.0.1:"), text.npos) << text;
   EXPECT_NE(text.find("after 0.3 s (Connection refused)"), text.npos) << text;
@@ -85,7 +86,7 @@ TEST(StoreTest, NobodyHostingIsOneCleanMessage) {
 
 TEST(StoreTest, TakenPortSaysSo) {
   auto first = Store::host(0, 1s);
-  const auto text = error_of([&] { Store::host(first.port(), 1s); });
+  const auto text = error_message_of([&] { Store::host(first.port(), 1s); });
   EXPECT_NE(text.find("Address already in use"), text.npos) << text;
 }
 
@@ -109,7 +110,7 @@ TEST(StoreTest, HostThatEndsIsReportedAndTheScreenStaysClean) {
   ASSERT_EQ(write(to_child[1], "x", 1), 1);
   waitpid(host, nullptr, 0);
   ::testing::internal::CaptureStderr();
-  const auto text = error_of([&] { client.get("key"); });
+  const auto text = error_message_of([&] { client.get("key"); });
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_NE(text.find("lost the store at 127.0.0.1:"), text.npos) << text;
   EXPECT_EQ(text.find("frame #"), text.npos) << text;

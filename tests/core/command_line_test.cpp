@@ -1,8 +1,10 @@
-#include "fleet/core/command_line.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/options/command_line.h"
 
 #include <sstream>
 
 #include <gtest/gtest.h>
+#include <torch/version.h>
 
 #include "fleet/core/error.h"
 
@@ -147,7 +149,11 @@ TEST(CommandLineTest, NegativeNumbersAreValuesAndOtherDashesAreFlags) {
   EXPECT_EQ(problems({"-x"}),
             std::vector<std::string>{"  - unknown flag -x: flags start with two dashes"});
   EXPECT_EQ(problems({"--lr", "0x10"}).size(), 1u);
-  EXPECT_EQ(problems({"--lr", "inf"}).size(), 1u);
+  EXPECT_EQ(problems({"--lr", "inf"}),
+            std::vector<std::string>{"  - --lr: inf is not a finite number"});
+  EXPECT_EQ(problems({"--batch_size", "99999999999999999999"}),
+            std::vector<std::string>{"  - --batch_size: 99999999999999999999 is too large: the "
+                                     "most is 2147483647"});
   EXPECT_EQ(problems({"--batch_size", "1.0"}).size(), 1u);
   EXPECT_EQ(problems({"--batch_size", ""}).size(), 1u);
   EXPECT_EQ(problems({"--no_lr"}).size(), 1u);
@@ -186,7 +192,9 @@ TEST(CommandLineTest, HelpHasALineForEachFlagWithUnitAndDefault) {
           "train: trains\n"
           "\n"
           "usage: train [flags]\n"
-          "A switch is turned off by --no_NAME; '-' and '_' are the same in a name.\n"
+          "A switch is turned off by --no_NAME; '-' and '_' are the same in a name. --version "
+          "tells "
+          "the versions.\n"
           "\n"
           "Options:\n"
           "  --lr X                             learning rate (at least 0, default 0.05)\n"
@@ -205,19 +213,38 @@ TEST(CommandLineTest, HelpHasALineForEachFlagWithUnitAndDefault) {
   }
 }
 
+TEST(CommandLineTest, VersionIsThatOfFleetAndOfLibTorch) {
+  Options options;
+  try {
+    parse_words(line_for(options), {"--wrong", "--version"});
+    FAIL();
+  } catch (const HelpRequested& version) {
+    const std::string text = version.what();
+    EXPECT_TRUE(text.starts_with("train 0.")) << text;
+    EXPECT_NE(text.find(" (LibTorch " TORCH_VERSION ")\nCPU capability: "), text.npos) << text;
+  }
+}
+
+struct Release {
+  std::string version = "none";
+};
+const FieldList& fields_of(const Release*) {
+  static const FieldList list{.area = "release",
+                              .fields = {field<&Release::version>("version", "to make")}};
+  return list;
+}
+
+TEST(CommandLineTest, AFlagOfTheProgramsOwnThatIsCalledVersionStaysItsOwn) {
+  Release release;
+  parse_words({.about = "", .groups = {{"Release", release}}, .examples = {}}, {"--version", "3"});
+  EXPECT_EQ(release.version, "3");
+}
+
 TEST(CommandLineTest, TwoOptionsOfOneNameAreABugOfTheProgram) {
   Options one;
   Options two;
   const CommandLine line{.about = "", .groups = {{"A", one}, {"B", two}}, .examples = {}};
   EXPECT_THROW(parse_words(line, {}), std::logic_error);
-}
-
-TEST(RunMainTest, HelpEndsWithZeroAndUsageErrorsWithTwo) {
-  char name[] = "program";
-  char* argv[] = {name, nullptr};
-  EXPECT_EQ(run_main([](int, char**) -> int { throw HelpRequested("help\n"); }, 1, argv), 0);
-  EXPECT_EQ(run_main([](int, char**) -> int { throw UsageError::all("a", "b", {"c"}); }, 1, argv),
-            2);
 }
 
 }  // namespace

@@ -1,36 +1,26 @@
-#include "fleet/core/memory_limit.h"
-
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/process/memory_limit.h"
 
 #include <gtest/gtest.h>
+
+#include "tests/support/made_up_root.h"
 
 namespace fleet {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-/// A made-up /proc and /sys of a machine with 64 GiB.
+/// Of a machine with 64 GiB.
 class MemoryLimitTest : public ::testing::Test {
  protected:
   MemoryLimitTest() {
-    root_ = fs::temp_directory_path() / ("fleet-memory-limit-" + std::to_string(getpid()));
-    fs::remove_all(root_);
     write("proc/meminfo", "MemTotal:       67108864 kB\nMemFree:        1024 kB\n");
   }
-  ~MemoryLimitTest() override { fs::remove_all(root_); }
 
-  void write(const std::string& path, const std::string& text) const {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
-  }
-  MemoryLimit limit() const { return memory_limit(root_.string()); }
+  void write(const std::string& path, const std::string& text) const { root_.write(path, text); }
+  MemoryLimit limit() const { return memory_limit(root_.path()); }
 
-  fs::path root_;
+  MadeUpRoot root_;
 };
 
 TEST_F(MemoryLimitTest, IsTheMachinesWhereNoGroupHasOne) {

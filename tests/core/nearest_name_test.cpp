@@ -1,4 +1,5 @@
-#include "fleet/core/nearest_name.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/text/nearest_name.h"
 
 #include <gtest/gtest.h>
 
@@ -14,6 +15,10 @@ TEST(NearestNameTest, FindsTheNameThatWasMeant) {
 
 TEST(NearestNameTest, IsSilentWhenNothingIsNear) {
   EXPECT_EQ(did_you_mean("learning_rate", {"k_steps", "avg"}), "");
+}
+
+TEST(NearestNameTest, IsSilentAboutATextThatIsNoName) {
+  EXPECT_EQ(did_you_mean(std::string(100'000, 'x') + "k_steps", {"k_steps", "avg"}), "");
 }
 
 }  // namespace

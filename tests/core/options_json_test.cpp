@@ -1,4 +1,5 @@
-#include "fleet/core/options_json.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/options/options_json.h"
 
 #include <cmath>
 #include <cstdio>
@@ -14,7 +15,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 struct Inner {
   float ratio = 0.8f;
@@ -58,7 +59,7 @@ const FieldList& fields_of(const Outer*) {
 
 std::string refusal(const std::string& text) {
   Outer outer;
-  const auto error = error_of([&] { read_json(outer, text, "file.json"); });
+  const auto error = error_message_of([&] { read_json(outer, text, "file.json"); });
   if (!error.empty()) {
     EXPECT_EQ(outer, Outer()) << "an error must leave the options as they were";
   }
@@ -102,7 +103,13 @@ TEST(OptionsJsonTest, AllProblemsComeInOneError) {
 TEST(OptionsJsonTest, WholeNumbersAreNotRounded) {
   EXPECT_NE(refusal(R"({"steps": 2.5})").find("expected a whole number below 2^31, got 2.5"),
             std::string::npos);
-  EXPECT_NE(refusal(R"({"steps": 4294967297})").find("below 2^31, got 4294967297"),
+  EXPECT_NE(refusal(R"({"steps": 4294967297})")
+                .find("steps: 4294967297 is too large: the most is 2147483647"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"steps": 100000000000000000000})")
+                .find("steps: 100000000000000000000 is too large: the most is 2147483647"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"inner": {"ratio": 1e39}})").find("inner.ratio: 1e+39 is out of range"),
             std::string::npos);
   EXPECT_NE(refusal(R"({"inner": {"shape": [18446744073709551615]}})").find("a list of whole"),
             std::string::npos);
@@ -131,9 +138,10 @@ TEST(OptionsJsonTest, SyntaxErrorsSayLineAndColumn) {
 
 TEST(OptionsJsonTest, MissingFileSaysWhichAndWhy) {
   Outer outer;
-  EXPECT_EQ(error_of([&] { load_json(outer, "no/such.json"); }),
-            "[outer] cannot read 'no/such.json': No such file or directory");
-  EXPECT_NE(error_of([&] { load_json(outer, ::testing::TempDir()); }).find("cannot read"),
+  EXPECT_EQ(error_message_of([&] { load_json(outer, "no/such.json"); }),
+            "[outer] cannot read 'no/such.json': No such file or directory\n"
+            "  fix: check the path and its permissions");
+  EXPECT_NE(error_message_of([&] { load_json(outer, ::testing::TempDir()); }).find("cannot read"),
             std::string::npos);
 }
 
@@ -164,9 +172,18 @@ TEST(OptionsJsonTest, SavedFileLoadsBackAndReplacesTheOldOne) {
 }
 
 TEST(OptionsJsonTest, AFileThatCannotBeWrittenIsAnError) {
-  EXPECT_EQ(error_of([] { save_json(Outer{.on = true}, Outer(), "no/such/folder/file.json"); }),
-            "[outer] cannot write 'no/such/folder/file.json': No such file or directory\n"
-            "  fix: check that its folder exists and has room");
+  EXPECT_EQ(
+      error_message_of([] { save_json(Outer{.on = true}, Outer(), "no/such/folder/file.json"); }),
+      "[outer] cannot write 'no/such/folder/file.json': No such file or directory\n"
+      "  fix: check that its folder exists and has room");
+}
+
+// Printing such a value would take a stack as deep.
+TEST(OptionsJsonTest, RefusesATextThatIsNestedWithoutEnd) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  const auto expected = "[outer] file.json is nested more than 100 deep, which no options are";
+  EXPECT_EQ(refusal("{\"steps\": " + deep + "}"), expected);
+  EXPECT_EQ(refusal(deep), expected);
 }
 
 }  // namespace

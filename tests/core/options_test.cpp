@@ -1,10 +1,11 @@
-#include "fleet/core/options.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/options/options.h"
 
 #include <limits>
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/byte_size.h"
+#include "fleet/core/text/byte_size.h"
 
 namespace fleet {
 namespace {
@@ -79,10 +80,26 @@ TEST(OptionsTest, EveryValueOutOfItsLimitsIsReported) {
 TEST(OptionsTest, NumbersThatAreNotFiniteAreOutOfEveryRange) {
   const Field field{.name = "free", .help = "has no limits"};
   EXPECT_EQ(problem_with(field, std::numeric_limits<double>::quiet_NaN()),
-            "nan is out of range: it must be finite");
+            "nan is not a finite number");
   EXPECT_EQ(problem_with(field, std::numeric_limits<float>::infinity()),
-            "inf is out of range: it must be finite");
+            "inf is not a finite number");
   EXPECT_EQ(problem_with(field, 1e300), "");
+}
+
+TEST(OptionsTest, ANumberBeyondItsTypeIsToldFromWhatIsNoNumber) {
+  EXPECT_EQ(beyond_type(int64_t{}, "99999999999999999999"),
+            "99999999999999999999 is too large: the most is 9223372036854775807");
+  EXPECT_EQ(beyond_type(int64_t{}, "-99999999999999999999"),
+            "-99999999999999999999 is too small: the least is -9223372036854775808");
+  EXPECT_EQ(beyond_type(int{}, "3000000000"), "3000000000 is too large: the most is 2147483647");
+  EXPECT_EQ(beyond_type(double{}, "1e999"),
+            "1e999 is out of range: numbers are 0, or from 2.225e-308 to 1.798e+308 in size");
+  EXPECT_EQ(beyond_type(float{}, "1e39"),
+            "1e39 is out of range: numbers are 0, or from 1.175e-38 to 3.403e+38 in size");
+  for (const char* text : {"12x", "many", "1.2.3", "", "7"}) {
+    EXPECT_EQ(beyond_type(int64_t{}, text), "") << text;
+    EXPECT_EQ(beyond_type(double{}, text), "") << text;
+  }
 }
 
 TEST(OptionsTest, ValuesPrintAsAPersonWouldTypeThem) {

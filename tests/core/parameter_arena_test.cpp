@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/parameter_arena.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {
@@ -152,7 +153,7 @@ TEST(ParameterArenaTest, NamesAGradientThatWasReplaced) {
   arena.begin_window();
   net(torch::ones({1, 2})).sum().backward();
   net->bias.mutable_grad() = torch::zeros({2});
-  const auto text = error_of([&] { arena.end_window(); });
+  const auto text = error_message_of([&] { arena.end_window(); });
   EXPECT_NE(text.find("the gradient of 'bias' was replaced"), std::string::npos) << text;
   EXPECT_NE(text.find("change gradients in place"), std::string::npos) << text;
 }
@@ -161,15 +162,16 @@ TEST(ParameterArenaTest, NamesAParameterWhoseDataWasReplaced) {
   torch::nn::Linear net(2, 2);
   ParameterArena arena(net);
   net->to(torch::kDouble);
-  const auto text = error_of([&] { arena.begin_window(); });
+  const auto text = error_message_of([&] { arena.begin_window(); });
   EXPECT_NE(text.find("parameter 'weight' no longer lies in the arena"), std::string::npos) << text;
 }
 
 TEST(ParameterArenaTest, RefusesAModelWithNothingToTrain) {
   torch::nn::Linear net(2, 2);
   for (auto& parameter : net->parameters()) parameter.requires_grad_(false);
-  EXPECT_NE(error_of([&] { ParameterArena arena(net); }).find("no trainable parameter (2 in all"),
-            std::string::npos);
+  EXPECT_NE(
+      error_message_of([&] { ParameterArena arena(net); }).find("no trainable parameter (2 in all"),
+      std::string::npos);
 }
 
 TEST(ParameterArenaTest, LeavesTheModelWorkingWhenItEnds) {

@@ -1,4 +1,5 @@
-#include "fleet/core/stop_request.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/process/stop_request.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
+#include "fleet/core/process/process_state.h"
 
 namespace fleet {
 namespace {
@@ -26,6 +28,17 @@ TEST(StopRequestTest, SignalsAreRequestsWhileSomebodyListens) {
   EXPECT_FALSE(stop_requested()) << "forgotten with the last listener";
 }
 
+TEST(StopRequestTest, TextNamesTheSignalAndItsSender) {
+  const StopSignals signals;
+  request_stop();
+  EXPECT_EQ(stop_request_text(), "this rank was asked to stop") << "by the program itself";
+  ::raise(SIGUSR1);  // to this thread, so that it is here at once
+  EXPECT_EQ(stop_request_text(),
+            "this rank was asked to stop: SIGUSR1 from " + described_process(::getpid()));
+  EXPECT_EQ(described_process(::getpid()).find("pid " + std::to_string(::getpid()) + " ("), 0U);
+  EXPECT_EQ(described_process(0x7fffffff), "pid 2147483647") << "there is none";
+}
+
 TEST(StopRequestTest, TheLastListenerGivesTheSignalBack) {
   {
     const StopSignals first;
@@ -33,7 +46,7 @@ TEST(StopRequestTest, TheLastListenerGivesTheSignalBack) {
     ::raise(SIGTERM);
     EXPECT_TRUE(stop_requested());
   }
-  EXPECT_EXIT(::raise(SIGTERM), testing::KilledBySignal(SIGTERM), "");
+  EXPECT_EXIT(::raise(SIGTERM), ::testing::KilledBySignal(SIGTERM), "");
 }
 
 TEST(StopRequestTest, AHandlerOfTheProgramStays) {
@@ -58,7 +71,7 @@ TEST(StopRequestTest, SigtermAfterALossOfOthersIsTheEnd) {
     ::sigqueue(::getpid(), SIGTERM, about);
     ::_exit(stop_requested() ? 1 : 0);
   };
-  EXPECT_EXIT(end(), testing::KilledBySignal(SIGTERM), "");
+  EXPECT_EXIT(end(), ::testing::KilledBySignal(SIGTERM), "");
 }
 
 TEST(StopRequestTest, RunMainMakesAnExitCodeOfIt) { EXPECT_EQ(run_main(stopped, 0, nullptr), 143); }

@@ -1,16 +1,17 @@
-#include "fleet/data/colour_images.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/images/colour_images.h"
 
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
-#include "fleet/data/in_memory_images.h"
+#include "fleet/data/images/in_memory_images.h"
 
 #include "tests/support/error_of.h"
 
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 std::shared_ptr<const Dataset> grey_images() {
   return std::make_shared<InMemoryImages>(
@@ -33,10 +34,10 @@ TEST(ColourImagesTest, RepeatsChannelsAndPixels) {
 }
 
 TEST(ColourImagesTest, RefusesAScaleBelowOneAndColour) {
-  EXPECT_EQ(error_of([] { ColourImages(grey_images(), 0); }),
+  EXPECT_EQ(error_message_of([] { ColourImages(grey_images(), 0); }),
             "[data] images scaled by 0\n  fix: give at least 1");
   const auto colour = std::make_shared<ColourImages>(grey_images());
-  EXPECT_EQ(error_of([&] { ColourImages(colour).get({}, 0); }),
+  EXPECT_EQ(error_message_of([&] { ColourImages(colour).get({}, 0); }),
             "[data] images that are not grey have their colours already\n"
             "  fix: give a data set of N x 1 x H x W");
 }

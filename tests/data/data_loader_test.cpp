@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/data/data_loader.h"
 
 #include <atomic>
@@ -9,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/data/in_memory_images.h"
+#include "fleet/data/images/in_memory_images.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -17,7 +18,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 // Its samples are their own indices; the data carry the epoch too.
 class Counting : public Dataset {
@@ -51,7 +52,7 @@ std::vector<std::vector<int64_t>> epoch_of(DataLoader<>& loader, int64_t epoch) 
   return batches;
 }
 
-TEST(DataLoaderTest, HandsOutTheSamplersBatches) {
+TEST(DataLoaderTest, YieldsTheSamplersBatches) {
   for (const int64_t prefetch : {0, 1, 2, 50}) {
     DataLoader loader(
         std::make_shared<Counting>(50),
@@ -85,7 +86,7 @@ struct Unsized {
 static_assert(DatasetLike<Tickets> && DatasetLike<Counting> && DatasetLike<Dataset>);
 static_assert(!DatasetLike<Unsized> && !DatasetLike<std::string>);
 
-TEST(DataLoaderTest, HandsOutBatchesOfAnyType) {
+TEST(DataLoaderTest, YieldsBatchesOfAnyType) {
   for (const int64_t prefetch : {0, 3}) {
     DataLoader loader(std::make_shared<Tickets>(),
                       {.batch_size = 6, .seed = 7, .prefetch = prefetch});
@@ -110,7 +111,7 @@ TEST(DataLoaderTest, EpochIsAnArgument) {
   EXPECT_EQ(epoch_of(loader, 1), first);
 }
 
-TEST(DataLoaderTest, HandsOutEmptyBatchesToo) {
+TEST(DataLoaderTest, YieldsEmptyBatchesToo) {
   DataLoader loader(std::make_shared<Counting>(7),
                     {.batch_size = 3, .rank = 0, .world_size = 2});  // 6, then 1 for two ranks
   std::vector<int64_t> sizes;
@@ -118,7 +119,7 @@ TEST(DataLoaderTest, HandsOutEmptyBatchesToo) {
   EXPECT_EQ(sizes, (std::vector<int64_t>{3, 0}));
 }
 
-TEST(DataLoaderTest, ReadsAheadButNotFurtherThanAsked) {
+TEST(DataLoaderTest, PrefetchesNoMoreThanAsked) {
   const auto dataset = std::make_shared<Counting>(100);
   DataLoader loader(dataset, {.batch_size = 1, .prefetch = 3});
   auto epoch = loader.epoch(0);
@@ -153,7 +154,7 @@ TEST(DataLoaderTest, ThrowsInTheLoopWhatTheDatasetThrew) {
     dataset->broken = 13;
     DataLoader loader(dataset, {.batch_size = 2, .shuffle = false, .prefetch = prefetch});
     int64_t taken = 0;
-    const auto text = error_of([&] {
+    const auto text = error_message_of([&] {
       for (const Batch& batch : loader.epoch(0)) taken += batch.size();
     });
     EXPECT_TRUE(says(text, "sample 13 is broken"));
@@ -187,7 +188,7 @@ TEST(DataLoaderTest, ResumesAsIfNeverStopped) {
   }
 }
 
-TEST(DataLoaderTest, ALoopOverTheLoaderGoesOnWhereItWasLeft) {
+TEST(DataLoaderTest, ALoopOverTheLoaderContinuesAfterTheLastBatch) {
   const LoaderOptions options = {.batch_size = 3, .seed = 5};
   const auto dataset = std::make_shared<Counting>(10);
   DataLoader named(dataset, options), loader(dataset, options);
@@ -214,21 +215,22 @@ TEST(DataLoaderTest, RefusesAnotherEpochAfterRestore) {
   position.epoch = 2;
   position.next_update = 3;
   loader.restore(position);
-  EXPECT_TRUE(
-      says(error_of([&] { loader.epoch(0); }), "the restored position is update 3 of epoch 2"));
+  EXPECT_TRUE(says(error_message_of([&] { loader.epoch(0); }),
+                   "the restored position is update 3 of epoch 2"));
   EXPECT_EQ(epoch_of(loader, 2).size(), 1u) << "the right one still goes on";
   EXPECT_EQ(epoch_of(loader, 0).size(), 4u);
 }
 
 TEST(DataLoaderTest, RefusesBadOptions) {
   const auto dataset = std::make_shared<Counting>(3);
-  EXPECT_TRUE(says(error_of([&] { DataLoader(dataset, {.prefetch = -1}); }), "prefetch is -1"));
-  EXPECT_TRUE(says(error_of([&] { DataLoader(dataset, {.rank = 0, .world_size = 4}); }),
+  EXPECT_TRUE(
+      says(error_message_of([&] { DataLoader(dataset, {.prefetch = -1}); }), "prefetch is -1"));
+  EXPECT_TRUE(says(error_message_of([&] { DataLoader(dataset, {.rank = 0, .world_size = 4}); }),
                    "4 ranks are more than the 3 samples"));
   DataLoader loader(dataset, {});
   auto epoch = loader.epoch(0);
   epoch.begin();
-  EXPECT_TRUE(says(error_of([&] { epoch.begin(); }), "iterated twice"));
+  EXPECT_TRUE(says(error_message_of([&] { epoch.begin(); }), "iterated twice"));
 }
 
 // Batches of N ranks, put together, are bit for bit those of one, augmentation included.

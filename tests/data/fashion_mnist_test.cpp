@@ -1,4 +1,5 @@
-#include "fleet/data/fashion_mnist.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/images/fashion_mnist.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 class FashionMnistTest : public ::testing::Test {
  protected:
@@ -25,7 +26,7 @@ class FashionMnistTest : public ::testing::Test {
                   idx_header({static_cast<uint32_t>(labels.size())}) + std::string(labels));
   }
   std::string refusal() {
-    return error_of([this] { load_fashion_mnist(folder_.path(), Phase::kTest); });
+    return error_message_of([this] { load_fashion_mnist(folder_.path(), Phase::kTest); });
   }
 
   TemporaryFolder folder_;

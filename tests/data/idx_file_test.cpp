@@ -1,4 +1,5 @@
-#include "fleet/data/idx_file.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/formats/idx_file.h"
 
 #include <sys/resource.h>
 
@@ -14,14 +15,14 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 class IdxFileTest : public ::testing::Test {
  protected:
   // What the reader says to a file of these bytes; every refusal must name the file.
   std::string refusal(std::string_view bytes, const std::string& name = "file") {
     const auto path = folder_.write(name, bytes);
-    const auto text = error_of([&] { read_idx_file(path); });
+    const auto text = error_message_of([&] { read_idx_file(path); });
     EXPECT_TRUE(says(text, path.string()));
     return text;
   }
@@ -53,8 +54,18 @@ TEST_F(IdxFileTest, ReadsAnEmptyListAndSeveralGzipMembers) {
 
 TEST_F(IdxFileTest, SaysWhyAFileCannotBeOpened) {
   const auto path = folder_.path() / "absent";
-  EXPECT_TRUE(
-      says(error_of([&] { read_idx_file(path); }), "cannot read " + path.string(), "No such file"));
+  EXPECT_TRUE(says(error_message_of([&] { read_idx_file(path); }), "cannot read " + path.string(),
+                   "No such file"));
+}
+
+TEST_F(IdxFileTest, RefusesSizesThatNoTensorHas) {
+  constexpr uint32_t kMost = 0xFFFFFFFF;
+  EXPECT_TRUE(says(refusal(idx_header({0, kMost, kMost, kMost})),
+                   "more bytes than a 64-bit number counts"));
+  EXPECT_TRUE(says(refusal(idx_header(std::vector<uint32_t>(65, 1)) + "a"),
+                   "65 dimensions, more than the 64 of a tensor"));
+  EXPECT_EQ(
+      read_idx_file(folder_.write("64", idx_header(std::vector<uint32_t>(64, 1)) + "a")).dim(), 64);
 }
 
 TEST_F(IdxFileTest, RefusesAForeignHeader) {
@@ -75,8 +86,9 @@ TEST_F(IdxFileTest, RefusesATruncatedFile) {
 
 TEST_F(IdxFileTest, RefusesTrailingBytes) {
   const std::string file = idx_header({3}) + "abc";
-  EXPECT_TRUE(says(refusal(file + "d"), "bytes are left behind the 3"));
-  EXPECT_TRUE(says(refusal(gzip(file + "d"), "a.gz"), "bytes are left behind the 3"));
+  EXPECT_TRUE(says(refusal(file + "d"), "there are more bytes than the 3 of the header"));
+  EXPECT_TRUE(
+      says(refusal(gzip(file + "d"), "a.gz"), "there are more bytes than the 3 of the header"));
   EXPECT_TRUE(says(refusal(gzip(file) + "garbage", "b.gz"), "corrupt gzip data"));
 }
 

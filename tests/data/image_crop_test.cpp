@@ -1,4 +1,5 @@
-#include "fleet/data/image_crop.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/images/image_crop.h"
 
 #include <cmath>
 

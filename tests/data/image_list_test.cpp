@@ -1,4 +1,5 @@
-#include "fleet/data/image_list.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/images/image_list.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@ namespace fleet {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::error_of;
+using testing::error_message_of;
 
 // A folder with files in it, which need not be images here.
 class Files : public TemporaryFolder {
@@ -26,7 +27,7 @@ class Files : public TemporaryFolder {
 };
 
 std::string refusal(const fs::path& path, const ImageListOptions& options = {}) {
-  return error_of([&] { ImageList::load(path, options); });
+  return error_message_of([&] { ImageList::load(path, options); });
 }
 
 TEST(ImageListTest, ReadsPathsAndLabels) {
@@ -94,12 +95,12 @@ TEST(ImageListTest, RefusesWhatHoldsNoImages) {
   const auto folder = files.path();
   EXPECT_TRUE(says(refusal(folder / "none.txt"), "cannot read", "none.txt", "No such file"));
   EXPECT_TRUE(says(refusal(files.write("l.txt", "")), "l.txt lists no images"));
-  EXPECT_TRUE(says(refusal(files.write("m.txt", "n/x.jpg 0\n")), "none of the first 1 images of",
-                   "m.txt is there, such as 'n/x.jpg'", "set root to the folder"));
+  EXPECT_TRUE(says(refusal(files.write("m.txt", "n/x.jpg 0\n")), "of the first 1 image of",
+                   "m.txt none is there, such as 'n/x.jpg'", "set root to the folder"));
   EXPECT_TRUE(says(refusal(folder / "flat"), "flat holds no folders of images"));
   EXPECT_TRUE(says(refusal(folder / "empty"), "empty/x holds no .jpg or .jpeg"));
-  EXPECT_TRUE(says(refusal(folder / "two", {.num_classes = 1}),
-                   "two holds 2 folders, more than the 1 classes"));
+  EXPECT_TRUE(
+      says(refusal(folder / "two", {.num_classes = 1}), "two holds 2 folders, more than 1 class"));
 }
 
 TEST(ImageListTest, FingerprintSeesNamesAndLabels) {

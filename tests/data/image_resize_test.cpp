@@ -1,4 +1,5 @@
-#include "fleet/data/image_resize.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/images/image_resize.h"
 
 #include <cmath>
 #include <fstream>
@@ -6,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "fleet/data/resize_kernels.h"
+#include "fleet/data/images/resize_kernels.h"
 #include "fleet/data/split_mix.h"
 
 #include "tests/data/jpeg_pictures.h"

@@ -1,4 +1,5 @@
-#include "fleet/data/imagenet.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/images/imagenet.h"
 
 #include <cmath>
 #include <map>
@@ -6,10 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/data/image_files.h"
-#include "fleet/data/image_resize.h"
-#include "fleet/data/synthetic_images.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/images/image_files.h"
+#include "fleet/data/images/image_resize.h"
+#include "fleet/data/images/synthetic_images.h"
 
 #include "tests/data/jpeg_pictures.h"
 #include "tests/data/temporary_folder.h"
@@ -19,7 +20,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 constexpr int64_t kImages = 23;
 
@@ -151,13 +152,14 @@ TEST(ImagenetTest, ResumesOnAnotherNumberOfRanks) {
 TEST(ImagenetTest, RefusesAPositionInOtherImages) {
   const Pictures pictures, fewer(kImages - 1);
   auto loader = pictures.load({.batch_size = 2});
-  EXPECT_TRUE(says(error_of([&] { fewer.load({.batch_size = 2}).restore(loader.state()); }),
+  EXPECT_TRUE(says(error_message_of([&] { fewer.load({.batch_size = 2}).restore(loader.state()); }),
                    "data set size was 23 and is now 22"));
   std::string text = "1.jpg 0\n";
   for (int64_t i = 1; i < kImages; ++i) text += format("{}.jpg 0\n", i);
   pictures.write("list.txt", text);
-  EXPECT_TRUE(says(error_of([&] { pictures.load({.batch_size = 2}).restore(loader.state()); }),
-                   "the samples are others"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { pictures.load({.batch_size = 2}).restore(loader.state()); }),
+           "the samples are others"));
 }
 
 // The whole way at full scale, written down plainly: decode all, scale all, cut out the middle.
@@ -290,7 +292,7 @@ class BrokenPictures : public Pictures {
 TEST(ImagenetTest, BrokenImagesAreNamedAndLeftOut) {
   const BrokenPictures broken;
   const Pictures whole;
-  const ImagenetOptions options{.batch_size = 6, .image_size = 16, .max_broken_share = 0.2};
+  const ImagenetOptions options{.batch_size = 6, .image_size = 16, .max_broken_ratio = 0.2};
   auto loader = broken.load(options);
   auto complete = whole.load(options);
   ::testing::internal::CaptureStderr();
@@ -328,7 +330,7 @@ TEST(ImagenetTest, BrokenImagesKeepRanksInStep) {
                                  .rank = rank,
                                  .world_size = ranks,
                                  .threads = threads,
-                                 .max_broken_share = 0.2});
+                                 .max_broken_ratio = 0.2});
     std::vector<std::vector<int64_t>> labels;
     for (const Batch& batch : loader) {
       const auto* begin = batch.target.const_data_ptr<int64_t>();
@@ -356,33 +358,34 @@ TEST(ImagenetTest, TooManyBrokenImagesAreAnErrorWithTheirNames) {
                                  .shuffle = false,
                                  .image_size = 16,
                                  .prefetch = prefetch,
-                                 .max_broken_share = 0.1});
-    EXPECT_TRUE(says(error_of([&] { all_of(loader); }),
-                     "3 of 23 images are broken, more than max_broken_share 0.1 allows",
+                                 .max_broken_ratio = 0.1});
+    EXPECT_TRUE(says(error_message_of([&] { all_of(loader); }),
+                     "broken: 3 of 23 images, more than max_broken_ratio 0.1 allows",
                      "\n  - " + (pictures.path() / "3.jpg").string() + "\n  - ", "5.jpg\n  - ",
-                     "11.jpg\n", "take them off the list, or raise max_broken_share"));
+                     "11.jpg\n", "take them off the list, or raise max_broken_ratio"));
     EXPECT_EQ(loader.state().next_update, 2) << "what came before is handed out";
   }
   auto strict = pictures.load({.batch_size = 4, .shuffle = false, .image_size = 16});
-  EXPECT_TRUE(says(error_of([&] { all_of(strict); }), "1 of 23 images are broken"));
+  EXPECT_TRUE(says(error_message_of([&] { all_of(strict); }), "broken: 1 of 23 images"));
 }
 
 TEST(ImagenetTest, ReportsAllBadOptionsAtOnce) {
   const Pictures pictures(3);
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     pictures.load({.image_size = 0,
                    .min_area = 0,
                    .short_side = -1,
                    .std = {1, 0, 1},
                    .threads = -1,
-                   .max_broken_share = 2});
+                   .max_broken_ratio = 2});
   });
   EXPECT_TRUE(says(text, "image_size is 0", "min_area is 0", "short_side -1 is below", "std is 0",
-                   "threads is -1", "max_broken_share is 2"));
-  EXPECT_TRUE(says(error_of([&] { pictures.load({.num_classes = 0}); }), "num_classes is 0"));
-  EXPECT_TRUE(says(error_of([&] { pictures.load({.num_classes = 2}); }),
+                   "threads is -1", "max_broken_ratio is 2"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { pictures.load({.num_classes = 0}); }), "num_classes is 0"));
+  EXPECT_TRUE(says(error_message_of([&] { pictures.load({.num_classes = 2}); }),
                    "list.txt:3: label 2 is outside 0..1"));
-  EXPECT_TRUE(says(error_of([&] { pictures.load({.batch_size = 0}); }), "batch_size is 0"));
+  EXPECT_TRUE(says(error_message_of([&] { pictures.load({.batch_size = 0}); }), "batch_size is 0"));
 }
 
 TEST(SyntheticImagesTest, CanBeTold) {

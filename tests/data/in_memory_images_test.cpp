@@ -1,4 +1,5 @@
-#include "fleet/data/in_memory_images.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/images/in_memory_images.h"
 
 #include <numeric>
 #include <set>
@@ -13,7 +14,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 constexpr int64_t kCount = 40;
 constexpr int64_t kSide = 6;
@@ -83,7 +84,7 @@ TEST(InMemoryImagesTest, AugmentsTheSameWhateverTheBatch) {
 }
 
 TEST(InMemoryImagesTest, ReportsAllProblemsAtOnce) {
-  const auto text = error_of([] {
+  const auto text = error_message_of([] {
     InMemoryImages(torch::zeros({3, 2, 2}), torch::zeros({3}), {.std = 0}, {.max_shift = -1});
   });
   EXPECT_TRUE(says(text, "of type Float, not N x H x W unsigned bytes", "not N int64", "std is 0",

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fleet/data/jpeg.h"
+#include "fleet/data/formats/jpeg.h"
 
 namespace fleet {
 

@@ -1,4 +1,5 @@
-#include "fleet/data/jpeg.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/formats/jpeg.h"
 
 #include <cstdlib>
 
@@ -13,7 +14,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using Bytes = std::vector<uint8_t>;
 
 constexpr int64_t kWidth = 203, kHeight = 131;
@@ -53,7 +54,7 @@ int largest_difference(const Bytes& a, const Bytes& b) {
 }
 
 std::string refusal(const Bytes& file) {
-  return error_of<BrokenImage>([&] {
+  return error_message_of<BrokenImage>([&] {
     JpegDecoder decoder;
     const auto [width, height] = decoder.open(file);
     decoder.decode({.width = width, .height = height});
@@ -142,7 +143,7 @@ TEST(JpegTest, AReducedImageShowsTheMeansOfTheWhole) {
   }
 }
 
-TEST(JpegTest, RefusesWhatIsNoWholeJpeg) {
+TEST(JpegTest, RefusesAnIncompleteJpeg) {
   auto file = jpeg_of_waves(kWidth, kHeight);
   EXPECT_TRUE(says(refusal({}), "the file is empty"));
   EXPECT_TRUE(says(refusal({'G', 'I', 'F', '8', '9', 'a'}), "Not a JPEG file"));

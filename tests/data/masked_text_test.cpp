@@ -1,4 +1,5 @@
-#include "fleet/data/masked_text.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/text/masked_text.h"
 
 #include <map>
 #include <set>
@@ -7,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/formats/token_file.h"
 #include "fleet/data/split_mix.h"
-#include "fleet/data/token_file.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/error_of.h"
@@ -18,7 +19,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using Ids = std::vector<int64_t>;
 
 constexpr int64_t kFirstWord = 5;
@@ -90,7 +91,7 @@ class MaskedTextTest : public ::testing::Test {
   std::unique_ptr<Vocabulary> vocabulary_;
 };
 
-TEST_F(MaskedTextTest, HandsOutEverySampleOnceOnAnyNumberOfRanks) {
+TEST_F(MaskedTextTest, YieldsEverySampleOnceOnAnyNumberOfRanks) {
   std::map<int64_t, Seen> alone;  // by number, from one rank
   for (const bool in_tokens : {false, true}) {
     for (const bool shuffle : {true, false}) {
@@ -211,7 +212,7 @@ TEST_F(MaskedTextTest, PutsLikeLengthsTogether) {
   EXPECT_GT(padding(false), 0.2);
 }
 
-TEST_F(MaskedTextTest, GoesOnWithTheVeryNextSample) {
+TEST_F(MaskedTextTest, ResumesWithTheNextSample) {
   for (const bool in_tokens : {false, true}) {
     auto o = options();
     o.in_tokens = in_tokens;
@@ -253,7 +254,7 @@ TEST_F(MaskedTextTest, LoopsOverTheRestOfAnEpoch) {
   EXPECT_EQ(data.epoch(), 1);
 }
 
-TEST_F(MaskedTextTest, BatchesMadeAheadAreTheSameOnes) {
+TEST_F(MaskedTextTest, PrefetchedBatchesAreTheSame) {
   auto o = options();
   o.prefetch = 0;
   auto here = load_digital_dataset_from_file(o);
@@ -298,11 +299,38 @@ TEST_F(MaskedTextTest, RefusesAPositionOfOtherData) {
   state.seed = 8;
   state.global_batch = 5;
   state.fingerprint ^= 1;
-  EXPECT_TRUE(says(error_of([&] { data.restore(state); }), "seed was 8 and is now 7",
-                   "global batch (batch_size x ranks) was 5 and is now 4", "samples are others"));
+  EXPECT_TRUE(says(error_message_of([&] { data.restore(state); }), "seed was 8 and is now 7",
+                   "global batch (batch_size x ranks) was 5 and is now 4", "samples are others",
+                   "fix: use --batch_size 5: 5 x 1 rank keep the global batch of 5"));
   state = data.state();
   state.next_update = data.updates_in(0);
-  EXPECT_TRUE(says(error_of([&] { data.restore(state); }), "no update 26 in epoch 0"));
+  EXPECT_TRUE(says(error_message_of([&] { data.restore(state); }), "no update 26 in epoch 0"));
+}
+
+TEST_F(MaskedTextTest, SaysWhichBatchSizeKeepsTheGlobalBatchOnOtherRanks) {
+  auto o = options();
+  o.batch_size = 6;
+  const auto saved = load_digital_dataset_from_file(o).state();
+  o.batch_size = 4;
+  o.rank = 0;
+  o.world_size = 2;
+  auto two = load_digital_dataset_from_file(o);
+  EXPECT_TRUE(says(error_message_of([&] { two.restore(saved); }), "was 6 and is now 8",
+                   "fix: use --batch_size 3: 3 x 2 ranks keep the global batch of 6"));
+  o.world_size = 4;
+  auto four = load_digital_dataset_from_file(o);
+  EXPECT_TRUE(says(error_message_of([&] { four.restore(saved); }),
+                   "fix: 4 ranks cannot split the global batch of 6: start 3 ranks with "
+                   "--batch_size 2, or 6 ranks with --batch_size 1"));
+  // Batches of tokens are made for a number of ranks.
+  o.in_tokens = true;
+  o.batch_size = 64;
+  auto in_tokens = load_digital_dataset_from_file(o);
+  auto tokens = in_tokens.state();
+  tokens.world_size = 2;
+  tokens.global_batch = 256;
+  EXPECT_TRUE(says(error_message_of([&] { in_tokens.restore(tokens); }),
+                   "fix: start 2 ranks with --batch_size 128"));
 }
 
 TEST_F(MaskedTextTest, LeavesPairsAndMasksOfTheFilesAlone) {
@@ -366,15 +394,15 @@ TEST_F(MaskedTextTest, RefusesOptionsThatDoNotFit) {
   o.batch_size = 40;
   o.rank = 3;
   o.world_size = 3;
-  o.masked_share = 0;
+  o.masked_ratio = 0;
   o.prefetch = -1;
-  EXPECT_TRUE(says(error_of([&] { load_digital_dataset_from_file(o); }),
+  EXPECT_TRUE(says(error_message_of([&] { load_digital_dataset_from_file(o); }),
                    "a batch of 40 tokens has no room for a sample of max_seq_len 45",
-                   "rank 3 is outside 0..2", "masked_share is 0", "prefetch is -1, below 0"));
+                   "rank 3 is outside 0..2", "masked_ratio is 0", "prefetch is -1, below 0"));
   o = options();
   o.rank = 0;
   o.world_size = 200;
-  EXPECT_TRUE(says(error_of([&] { load_digital_dataset_from_file(o); }),
+  EXPECT_TRUE(says(error_message_of([&] { load_digital_dataset_from_file(o); }),
                    "200 ranks are more than the 101 samples"));
 }
 

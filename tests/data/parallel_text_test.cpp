@@ -1,4 +1,5 @@
-#include "fleet/data/parallel_text.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/text/parallel_text.h"
 
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 class ParallelTextTest : public ::testing::Test {
  protected:
@@ -44,12 +45,12 @@ TEST_F(ParallelTextTest, LeavesOutPairsThatAreTooLongAndBlankOnes) {
 }
 
 TEST_F(ParallelTextTest, NamesLinesThatDoNotBelongTogether) {
-  EXPECT_TRUE(says(error_of([&] { load("one\ntwo\n", "eins\n"); }),
-                   "a.src goes on behind line 1, where ", "a.tgt ends",
+  EXPECT_TRUE(says(error_message_of([&] { load("one\ntwo\n", "eins\n"); }),
+                   "a.src continues after line 1, where ", "a.tgt ends",
                    "fix: give two files whose lines belong together"));
-  EXPECT_TRUE(says(error_of([&] { load("one\ntwo\n", "eins\n\n"); }),
+  EXPECT_TRUE(says(error_message_of([&] { load("one\ntwo\n", "eins\n\n"); }),
                    "a.tgt:2 is empty, and its translation is not"));
-  EXPECT_TRUE(says(error_of([&] { load("one two\n", "eins\n", 2); }),
+  EXPECT_TRUE(says(error_message_of([&] { load("one two\n", "eins\n", 2); }),
                    "hold no pair of at most 2 tokens", "fix: allow longer ones"));
 }
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Computes the golden orders of sharded_sampler_test.cpp without Fleet's code."""
 
 M = 2**64 - 1

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/data/sharded_sampler.h"
 
 #include <algorithm>
@@ -5,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
+#include "fleet/data/global_batch.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -12,7 +14,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using Indices = std::vector<int64_t>;
 
 // What all ranks together take in each update of an epoch, in the order of ranks.
@@ -143,10 +145,21 @@ TEST(ShardedSamplerTest, ResumesWithOtherRanksAtTheSameGlobalBatch) {
   EXPECT_EQ(Indices(whole.begin(), whole.begin() + 2), two.next());
 }
 
+TEST(ShardedSamplerTest, OtherNumbersOfRanksAreOfferedWhereNoBatchSizeDoes) {
+  EXPECT_EQ(keep_global_batch(128, 4),
+            "use --batch_size 32: 32 x 4 ranks keep the global batch of 128");
+  EXPECT_EQ(keep_global_batch(128, 3),
+            "3 ranks cannot split the global batch of 128: start 2 ranks with --batch_size 64, or "
+            "4 ranks with --batch_size 32");
+  EXPECT_EQ(keep_global_batch(2, 3),
+            "3 ranks cannot split the global batch of 2: start 2 ranks with --batch_size 1");
+  EXPECT_EQ(keep_global_batch(0, 3), "take another snapshot; this one is damaged");
+}
+
 TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
   ShardedSampler sampler(20, {.batch_size = 2, .seed = 5, .rank = 0, .world_size = 2});
   const auto refusal = [&](SamplerState state) {
-    return error_of([&] { sampler.restore(state); });
+    return error_message_of([&] { sampler.restore(state); });
   };
   auto state = sampler.state();
   state.seed = 6;
@@ -154,8 +167,9 @@ TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
   EXPECT_TRUE(
       says(refusal(state), "seed was 6 and is now 5", "data set size was 21 and is now 20"));
   ShardedSampler three_ranks(20, {.batch_size = 2, .seed = 5, .rank = 0, .world_size = 3});
-  EXPECT_TRUE(
-      says(refusal(three_ranks.state()), "global batch (batch_size x ranks) was 6 and is now 4"));
+  EXPECT_TRUE(says(refusal(three_ranks.state()),
+                   "global batch (batch_size x ranks) was 6 and is now 4",
+                   "fix: use --batch_size 3: 3 x 2 ranks keep the global batch of 6"));
   state = sampler.state();
   state.fingerprint = 1;
   EXPECT_TRUE(says(refusal(state), "the samples are others"));
@@ -165,9 +179,9 @@ TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {
   EXPECT_EQ(sampler.state().next_update, 0) << "a refused position must not move the sampler";
 }
 
-TEST(ShardedSamplerTest, RefusesWhatCannotBeShared) {
+TEST(ShardedSamplerTest, RefusesWhatCannotBeSharded) {
   const auto refusal = [](int64_t size, SamplerOptions options) {
-    return error_of([&] { ShardedSampler(size, options); });
+    return error_message_of([&] { ShardedSampler(size, options); });
   };
   EXPECT_TRUE(
       says(refusal(3, {.rank = 0, .world_size = 4}), "4 ranks are more than the 3 samples"));
@@ -175,7 +189,7 @@ TEST(ShardedSamplerTest, RefusesWhatCannotBeShared) {
                    "batch_size is 0", "world_size is 0"));
   EXPECT_TRUE(says(refusal(9, {.rank = 2, .world_size = 2}), "rank 2 is outside 0..1"));
   EXPECT_TRUE(says(refusal(9, {.batch_size = 5, .drop_last = true, .rank = 0, .world_size = 2}),
-                   "do not fill one global batch of 5 x 2"));
+                   "one global batch is 5 x 2 ranks, and there are 9 samples"));
   EXPECT_TRUE(says(refusal(9, {.batch_size = INT64_MAX, .rank = 0, .world_size = 2}), "overflows"));
 }
 
@@ -183,13 +197,21 @@ TEST(ShardedSamplerTest, RefusesWhatCannotBeShared) {
 // samples of rank 0 everywhere.
 TEST(ShardedSamplerTest, RankAndWorldSizeComeTogether) {
   const auto refusal = [](SamplerOptions options) {
-    return error_of([&] { ShardedSampler(9, options); });
+    return error_message_of([&] { ShardedSampler(9, options); });
   };
   EXPECT_TRUE(says(refusal({.world_size = 2}), "world_size is 2, and rank is not given",
                    "fix: give both, or neither: then they are those of fleet::init"));
   EXPECT_TRUE(says(refusal({.rank = 1}), "rank is 1, and world_size is not given"));
   EXPECT_EQ(ShardedSampler(9, {.batch_size = 9, .world_size = 1}).next().size(), 9u);
   EXPECT_EQ(ShardedSampler(9, {.batch_size = 9}).next().size(), 9u) << "one process: all samples";
+}
+
+TEST(SamplerStateTest, RefusesAPositionBeyondAllSamplesForOtherRanks) {
+  SamplerState state{.next_update = 3, .dataset_size = 100, .global_batch = 8};
+  EXPECT_EQ(in_batches_of(state, 4).next_update, 6);
+  state.next_update = int64_t{1} << 62;  // times 8 it would be 0
+  EXPECT_TRUE(says(error_message_of([&] { in_batches_of(state, 4); }),
+                   "update 4611686018427387904 of 8 samples each"));
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-#include "fleet/data/text_samples.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/text/text_samples.h"
 
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/data/idx_bytes.h"
 #include "tests/data/temporary_folder.h"
@@ -13,7 +14,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using Ids = std::vector<int32_t>;
 
 Ids listed(std::span<const int32_t> span) { return {span.begin(), span.end()}; }
@@ -26,7 +27,7 @@ class TextSamplesTest : public ::testing::Test {
   // What is said to `line` behind one that is good.
   std::string refusal(const std::string& line, const std::string& good = "2 5 3;0 0 0;0 1 2;1") {
     const auto path = folder_.write("bad", good + "\n" + line + "\n");
-    const auto text = error_of([&] { TextSamples::load(path, vocabulary_, 10); });
+    const auto text = error_message_of([&] { TextSamples::load(path, vocabulary_, 10); });
     EXPECT_TRUE(says(text, path.string() + ":2: "));
     return text;
   }
@@ -93,14 +94,14 @@ TEST_F(TextSamplesTest, ReadsTheFilesOfAListInItsOrder) {
 TEST_F(TextSamplesTest, NamesTheLineOfAListThatNamesNoFile) {
   const auto refusal_of = [&](const char* text) {
     folder_.write("val.txt", text);
-    return error_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10, "val.txt"); });
+    return error_message_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10, "val.txt"); });
   };
   EXPECT_TRUE(says(refusal_of("val.txt\nnothing.gz\n"), "val.txt:2: there is no file ",
                    "nothing.gz", "fix: name files of token lines"));
   EXPECT_TRUE(says(refusal_of("\n"), "val.txt names no file"));
-  EXPECT_TRUE(
-      says(error_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10, "train.txt"); }),
-           "cannot read", "train.txt"));
+  EXPECT_TRUE(says(
+      error_message_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10, "train.txt"); }),
+      "cannot read", "train.txt"));
 }
 
 TEST_F(TextSamplesTest, TakesSamplesThatNoFileHolds) {
@@ -127,8 +128,8 @@ TEST_F(TextSamplesTest, LeavesOutAndCountsWhatIsTooLong) {
   const auto samples = load(longer + "2 5 3;0 0 0;0 1 2;1\n" + longer);
   EXPECT_EQ(samples.size(), 1);
   EXPECT_EQ(samples.too_long(), 2);
-  EXPECT_TRUE(
-      says(error_of([&] { load(longer); }), "no sample of at most 10", "raise max_seq_len"));
+  EXPECT_TRUE(says(error_message_of([&] { load(longer); }), "no sample of at most 10",
+                   "raise max_seq_len"));
 }
 
 TEST_F(TextSamplesTest, NamesTheLineThatIsMalformed) {
@@ -158,20 +159,21 @@ TEST_F(TextSamplesTest, NamesTheMaskedLineThatIsMalformed) {
   EXPECT_TRUE(says(masked_refusal("2 4 3;1 0 1;0 0 0;1;5;1.0;0"), "not ones and then zeros"));
   EXPECT_TRUE(says(masked_refusal("2 4 3;1 1;0 0 0;1;5;1.0;0"), "2 input_mask for 3 tokens"));
   EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;1 2;5;1.0;0"), "2 masked_pos, 1 masked_ids"));
-  EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;3;5;1.0;0"), "masked_pos 3 is behind the 3"));
+  EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;3;5;1.0;0"), "masked_pos 3 is outside the 3"));
   EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;1;9;1.0;0"), "token 9 of"));
   EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;1;5;0.5;0"), "masked_weight '0.5'"));
   EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;1;5;one;0"), "masked_weight 'one'"));
-  EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;1 1;5 5;1 1;0"), "a masked_pos comes twice"));
+  EXPECT_TRUE(says(masked_refusal("2 4 3;1 1 1;0 0 0;1 1;5 5;1 1;0"), "a masked_pos occurs twice"));
 }
 
 TEST_F(TextSamplesTest, SaysWhatIsNotThere) {
-  EXPECT_TRUE(says(error_of([&] { TextSamples::load(folder_.path() / "no", vocabulary_, 10); }),
-                   "cannot read", "No such file"));
   EXPECT_TRUE(
-      says(error_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10); }), "no files in"));
-  EXPECT_TRUE(says(error_of([&] { load(""); }), "no sample"));
-  EXPECT_TRUE(says(error_of([&] { load("not gzip", "a.gz"); }), "corrupt gzip data"));
+      says(error_message_of([&] { TextSamples::load(folder_.path() / "no", vocabulary_, 10); }),
+           "cannot read", "No such file"));
+  EXPECT_TRUE(says(error_message_of([&] { TextSamples::load(folder_.path(), vocabulary_, 10); }),
+                   "no files in"));
+  EXPECT_TRUE(says(error_message_of([&] { load(""); }), "no sample"));
+  EXPECT_TRUE(says(error_message_of([&] { load("not gzip", "a.gz"); }), "corrupt gzip data"));
 }
 
 }  // namespace

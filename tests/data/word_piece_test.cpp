@@ -1,4 +1,5 @@
-#include "fleet/data/word_piece.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/data/text/word_piece.h"
 
 #include <fstream>
 #include <iomanip>
@@ -8,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fleet/core/error.h"
-#include "fleet/data/vocabulary_trainer.h"
+#include "fleet/data/text/vocabulary_trainer.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/error_of.h"
@@ -17,7 +18,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using Words = std::vector<std::string>;
 
 const nlohmann::json& golden() {
@@ -102,25 +103,42 @@ TEST(VocabularyTest, ReadsBothFormsAndWritesThePlainOne) {
     vocabulary.save(folder.path() / "saved");
     EXPECT_EQ(Vocabulary::load(folder.path() / "saved").token(4), "word");
   }
-  EXPECT_TRUE(says(error_of([&] { WordPiece tokenizer(Vocabulary::load(plain)); }), "no [UNK]"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { WordPiece tokenizer(Vocabulary::load(plain)); }), "no [UNK]"));
 }
 
 TEST(VocabularyTest, NamesTheLineThatIsWrong) {
   TemporaryFolder folder;
   const auto refusal = [&](const char* text) {
     const auto path = folder.write("vocab", text);
-    const auto error = error_of([&] { Vocabulary::load(path); });
+    const auto error = error_message_of([&] { Vocabulary::load(path); });
     EXPECT_TRUE(says(error, path.string()));
     return error;
   };
   EXPECT_TRUE(says(refusal("[PAD]\n\nx\n"), "vocab:2: no token"));
-  EXPECT_TRUE(says(refusal("[PAD]\t0\nx\n"), "vocab:2: a number behind a tab on some lines only"));
+  EXPECT_TRUE(says(refusal("[PAD]\t0\nx\n"), "vocab:2: a tab and a number on some lines only"));
   EXPECT_TRUE(says(refusal("[PAD]\t0\nx\tone\n"), "vocab:2: 'one' is no number"));
   EXPECT_TRUE(says(refusal("[PAD]\t0\nx\t2\n"), "vocab:2: number 2 of a vocabulary of 2"));
-  EXPECT_TRUE(says(refusal("[PAD]\t0\nx\t0\n"), "vocab:2: number 0 comes twice"));
-  EXPECT_TRUE(says(refusal("[PAD]\nx\nx\n"), "'x' comes twice", "[CLS] is not in it",
+  EXPECT_TRUE(says(refusal("[PAD]\t0\nx\t0\n"), "vocab:2: number 0 occurs twice"));
+  EXPECT_TRUE(says(refusal("[PAD]\nx\r\r\n"), "vocab:2: a token that ends in a carriage return"));
+  EXPECT_TRUE(says(refusal("[PAD]\t0\nx\r\t1\n"), "vocab:2: a token that ends in a carriage"));
+  EXPECT_TRUE(says(refusal("[PAD]\nx\nx\n"), "'x' occurs twice", "[CLS] is not in it",
                    "[SEP] is not in it", "[MASK] is not in it"));
-  EXPECT_TRUE(says(error_of([&] { Vocabulary::load(folder.path() / "absent"); }), "cannot read"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { Vocabulary::load(folder.path() / "absent"); }), "cannot read"));
+}
+
+TEST(VocabularyTest, AFileThatIsNoVocabularyFillsNoScreenAndSteersNone) {
+  TemporaryFolder folder;
+  const auto refusal = [&](std::string_view text) {
+    return error_message_of<UsageError>([&] { Vocabulary::load(folder.write("vocab", text)); });
+  };
+  EXPECT_TRUE(says(refusal(std::string_view("[PAD]\nx\0\n", 9)), "vocab:2: a NUL byte"));
+  EXPECT_TRUE(says(refusal("\x1b[2J\n\x1b[2J\n"), "'\\x1b[2J' occurs twice"));
+  EXPECT_TRUE(says(refusal("x\t\x1b[2J\n"), "vocab:1: '\\x1b[2J' is no number"));
+  std::string same;
+  for (int i = 0; i < 1000; ++i) same += "x\n";
+  EXPECT_TRUE(says(refusal(same), "'x' occurs twice", "994 more occur twice"));
 }
 
 Words tokens_of(const Vocabulary& vocabulary) {
@@ -131,6 +149,13 @@ Words tokens_of(const Vocabulary& vocabulary) {
 
 // By hand: ##w ##e comes 8 times (lower, newest); then l ##o 7 times. Of the pairs that come 6
 // times, the older pieces win: n ##e, and then ##s ##t before the new ne ##we and ##we ##s.
+TEST(VocabularyTrainerTest, RefusesToMakeAVocabularyOfNothing) {
+  VocabularyTrainer trainer({.size = 60});
+  trainer.add(" \t");
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { trainer.train(); }),
+                   "[vocabulary] there are no words to make a vocabulary of"));
+}
+
 TEST(VocabularyTrainerTest, JoinsTheCommonestPairFirst) {
   VocabularyTrainer trainer({.size = 5 + 8 + 4});
   for (int i = 0; i < 5; ++i) trainer.add("low");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/data/worker_pool.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 TEST(WorkerPoolTest, DoesEveryItemOnce) {
   for (const int64_t threads : {1, 2, 5}) {
@@ -48,7 +49,7 @@ TEST(WorkerPoolTest, WorksAtTheSameTime) {
 TEST(WorkerPoolTest, RethrowsTheFirstItemsErrorAndStaysUsable) {
   WorkerPool pool(3);
   std::atomic<int> done = 0;
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     pool.run(50, [&](int64_t, int64_t item) {
       ++done;
       if (item % 7 == 3) throw Error("data", "item " + std::to_string(item));

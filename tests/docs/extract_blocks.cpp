@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes one C++ source of all code blocks in README.md and docs/, so that a compiler can hold the
 // pages against the headers.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // What the pages take for granted. Declared, never defined: their blocks are compiled, not linked.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -17,7 +18,7 @@
 namespace fleet::tool {
 namespace {
 
-using fleet::testing::error_of;
+using fleet::testing::error_message_of;
 
 class ConvertTest : public ::testing::Test {
  protected:
@@ -45,12 +46,29 @@ TEST_F(ConvertTest, WritesAFileThatTheModelLoads) {
 TEST_F(ConvertTest, ListsEverythingThatDoesNotFit) {
   write_safetensors(path("a"),
                     {{"conv1.weight", torch::empty({64, 3, 3, 3})}, {"extra", torch::arange(2)}});
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     output_of({"convert", "--model=resnet50", "--from", path("a"), "--to", path("b")});
   });
   EXPECT_TRUE(says(text, "missing: layer4.2.conv3.weight", "missing: fc.bias", "unexpected: extra",
                    "conv1.weight is 64 x 3 x 3 x 3 in the file and 64 x 3 x 7 x 7 in the model"));
   EXPECT_FALSE(std::filesystem::exists(path("b")));
+}
+
+TEST_F(ConvertTest, NeverOverwritesWhatItReads) {
+  write_safetensors(path("a"), {{"x", torch::arange(2)}});
+  std::filesystem::create_symlink("a", path("link"));
+  for (const auto* to : {"a", "./a", "link"}) {
+    EXPECT_TRUE(
+        says(error_message_of<UsageError>([&] {
+               output_of({"convert", "--model=resnet50", "--from", path("a"), "--to", path(to)});
+             }),
+             "--to", "is the file of --from", "would be lost"));
+  }
+  EXPECT_TRUE(
+      says(error_message_of<UsageError>([&] {
+             output_of({"convert", "--model=resnet50", "--from", path("a"), "--to", path("a/b")});
+           }),
+           "--to: cannot write", "Not a directory"));
 }
 
 TEST_F(ConvertTest, KnowsEveryModelByName) {
@@ -59,8 +77,10 @@ TEST_F(ConvertTest, KnowsEveryModelByName) {
     ASSERT_FALSE(model.parameters().empty()) << name;
     EXPECT_TRUE(model.parameters().front().tensor.is_meta()) << name;
   }
-  EXPECT_TRUE(says(error_of([] { model_without_numbers("vgg16", 5, 0); }), "no vocabulary"));
-  EXPECT_TRUE(says(error_of([] { model_without_numbers("bert-base", 0, 5); }), "no classes"));
+  EXPECT_TRUE(
+      says(error_message_of([] { model_without_numbers("vgg16", 5, 0); }), "no vocabulary"));
+  EXPECT_TRUE(
+      says(error_message_of([] { model_without_numbers("bert-base", 0, 5); }), "no classes"));
   const ModelHandle bert(model_without_numbers("bert-base", 21128, 0));
   EXPECT_EQ(bert.parameters().front().tensor.size(0), 21128);
 }
@@ -78,18 +98,20 @@ TEST_F(ConvertTest, InspectsWithoutLoading) {
 }
 
 TEST_F(ConvertTest, ExplainsACommandLineThatIsNone) {
-  EXPECT_TRUE(says(error_of<UsageError>([] { output_of({}); }), "no command"));
-  EXPECT_TRUE(says(error_of<UsageError>([] { output_of({"convrt"}); }), "did you mean 'convert'?"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] { output_of({}); }), "no command"));
   EXPECT_TRUE(
-      says(error_of<UsageError>([] { output_of({"convert"}); }), "--model says", "--from says"));
-  EXPECT_TRUE(says(error_of<UsageError>([] { output_of({"inspect"}); }), "no file"));
-  EXPECT_TRUE(says(error_of<UsageError>([] {
+      says(error_message_of<UsageError>([] { output_of({"convrt"}); }), "did you mean 'convert'?"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] { output_of({"convert"}); }),
+                   "--model is missing", "--from is missing"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] { output_of({"inspect"}); }), "no file"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] {
                      output_of({"convert", "--model", "bert-larg"});
                    }),
                    "fleet convert cannot start", "bert-large"));
-  EXPECT_TRUE(says(error_of<HelpRequested>([] { output_of({"--help"}); }), "convert", "inspect"));
+  EXPECT_TRUE(
+      says(error_message_of<HelpRequested>([] { output_of({"--help"}); }), "convert", "inspect"));
   for (const auto& command : commands()) {
-    EXPECT_TRUE(says(error_of<HelpRequested>([&] {
+    EXPECT_TRUE(says(error_message_of<HelpRequested>([&] {
                        output_of({std::string(command.name), "--help"});
                      }),
                      "fleet " + std::string(command.name) + ": ", "Examples:"));

@@ -1,4 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -9,13 +12,14 @@
 #include "tests/fleet_tool/output_of.h"
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
+#include "tools/fleet/models.h"
 #include "tools/fleet/plan_model.h"
 #include "tools/fleet/plan_picture.h"
 
 namespace fleet::tool {
 namespace {
 
-using fleet::testing::error_of;
+using fleet::testing::error_message_of;
 
 std::string content(const std::filesystem::path& path) {
   std::ostringstream text;
@@ -38,6 +42,48 @@ TEST(PlanTest, LargestBatchesAreJustThat) {
   EXPECT_EQ(largest_batch(model, Way::kPlanned, model.fixed_bytes()).samples, 0);
 }
 
+// What `fleet convert` knows by name, and what programs can train.
+TEST(PlanTest, KnowsEveryApplication) {
+  const auto names = planned_models();
+  for (const auto name : model_names()) {
+    ASSERT_NE(std::ranges::find(names, name), names.end()) << name;
+    PlanModel model({.name = std::string(name),
+                     .seq = 16,
+                     .image = 32,
+                     .rates = {.flops = 1e12, .bytes = 1e11}});
+    const auto& profile = model.profile(2);
+    EXPECT_GT(profile.plain_seconds(), 0) << name;
+    EXPECT_FALSE(profile.checkpoints.empty()) << name;
+    EXPECT_GT(model.parameters(), 10'000'000) << name;
+  }
+  EXPECT_TRUE(is_text_model("transformer-big"));
+  EXPECT_FALSE(is_text_model("vgg16-bn"));
+}
+
+// Small batches are slower per sample: plain training of another batch is no measure.
+TEST(PlanTest, AddedTimeFollowsFromTheRowItself) {
+  const auto text = output_of(
+      {"plan", "--model", "bert-base", "--seq", "8", "--budget", "2GiB", "--gflops", "200000"});
+  EXPECT_TRUE(says(text, "plain, if it fitted"));
+  std::istringstream lines(text);
+  int rows = 0;
+  std::set<double> plain_times;
+  for (std::string line; std::getline(lines, line);) {
+    const auto name_end = line.find("largest");
+    if (name_end == line.npos) continue;
+    int64_t batch = 0;
+    double peak = 0, time = 0, plain = 0, added = 0;
+    std::string unit;
+    std::istringstream(line.substr(name_end + 7)) >> batch >> peak >> unit >> time >> unit >>
+        plain >> unit >> added;
+    EXPECT_NEAR(100 * (time / plain - 1), added, 0.2) << line;
+    plain_times.insert(plain);
+    ++rows;
+  }
+  EXPECT_EQ(rows, 4);
+  EXPECT_GT(plain_times.size(), 1u) << "batches differ, and so does plain training's time";
+}
+
 TEST(PlanTest, PrintsDrawsAndWrites) {
   const TemporaryFolder folder;
   const auto svg = folder.path() / "plan.svg", json = folder.path() / "plan.json";
@@ -52,19 +98,54 @@ TEST(PlanTest, PrintsDrawsAndWrites) {
 }
 
 TEST(PlanTest, ExplainsFlagsThatAreWrong) {
-  EXPECT_TRUE(says(error_of<UsageError>([] {
+  EXPECT_TRUE(says(error_message_of<UsageError>([] {
                      output_of({"plan", "--budget", "much"});
                    }),
                    "--budget: 'much' is no amount of memory", "write a size such as 32GiB"));
-  EXPECT_TRUE(says(error_of<UsageError>([] {
+  EXPECT_TRUE(says(error_message_of<UsageError>([] {
                      output_of({"plan", "--model", "bert-huge"});
                    }),
                    "bert-large"));
-  EXPECT_TRUE(says(error_of<UsageError>([] { output_of({"plan", "--batch", "-1"}); }), "--batch"));
-  EXPECT_TRUE(says(error_of([] {
+  EXPECT_TRUE(says(error_message_of<UsageError>([] {
+                     output_of({"plan", "--batch", "-1"});
+                   }),
+                   "--batch"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] {
                      output_of({"plan", "--model", "bert-base", "--seq", "64", "--budget", "1GiB"});
                    }),
                    "not one sample fits into 1.00 GiB"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] {
+                     output_of({"plan", "--budget", "2000000TiB"});
+                   }),
+                   "more than one process can have"));
+  for (const char* flag : {"--seq", "--image"}) {
+    EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                       output_of({"plan", flag, "99999999999"});
+                     }),
+                     flag, "at most"));
+  }
+}
+
+TEST(PlanTest, SaysHowABatchOfAnySizeIsSplit) {
+  EXPECT_TRUE(says(output_of({"plan", "--model", "resnet18", "--image", "32", "--budget", "400MiB",
+                              "--batch", "99999999999"}),
+                   "batch 99999999999 does not fit at once; gradient_merge takes it in ",
+                   " micro-batches of up to "));
+}
+
+TEST(PlanTest, FilesAreSeenToBeWritableBeforePlanning) {
+  const TemporaryFolder folder;
+  folder.write("file", "x");
+  const auto below = (folder.path() / "file" / "plan.svg").string();
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                     output_of({"plan", "--svg", below});
+                   }),
+                   "--svg: cannot write", "Not a directory"));
+  const auto same = (folder.path() / "plan").string();
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                     output_of({"plan", "--svg", same, "--json", same});
+                   }),
+                   "--svg and --json are the same file"));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """python_round_trip.py FLEET: a model of transformers through `fleet convert` and back; ends with 77, and says why, where the
 packages are not there."""
 

@@ -1,20 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/data/masked_text.h"
-#include "fleet/data/sentence_pairs.h"
-#include "fleet/data/word_piece.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/text/masked_text.h"
+#include "fleet/data/text/sentence_pairs.h"
+#include "fleet/data/text/word_piece.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/fleet_tool/output_of.h"
 #include "tests/support/error_of.h"
+#include "tests/support/launched.h"
 #include "tests/support/says.h"
 
 namespace fleet::tool {
 namespace {
 
-using fleet::testing::error_of;
+using fleet::testing::error_message_of;
 
 class TokenizeTest : public ::testing::Test {
  protected:
@@ -69,7 +71,7 @@ TEST_F(TokenizeTest, GoesFromTextToBatches) {
       "tokenize", path("a.txt"),        "--train_vocab", "80", "--vocab", path("new/vocab.txt"),
       "--output", path("data/part.gz"), "--max_seq_len", "32"};
   EXPECT_TRUE(says(output_of(command), "vocab.txt: 80 tokens", "part.gz: ", " 0 of them unknown"));
-  EXPECT_TRUE(says(error_of([&] { output_of(command); }), "is there already"));
+  EXPECT_TRUE(says(error_message_of([&] { output_of(command); }), "is there already"));
   const auto vocabulary = Vocabulary::load(path("new/vocab.txt"));
   const auto samples = TextSamples::load(path("data"), vocabulary, 32);
   EXPECT_EQ(samples.too_long(), 0);
@@ -101,21 +103,55 @@ TEST_F(TokenizeTest, TakesBertsInputFormatToo) {
 }
 
 TEST_F(TokenizeTest, SaysWhatItNeeds) {
-  EXPECT_TRUE(
-      says(error_of<UsageError>([] { output_of({"tokenize"}); }), "no text file", "--output says"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] { output_of({"tokenize"}); }), "no text file",
+                   "--output says"));
   folder_.write("v", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n");
   folder_.write("empty", "\n");
   EXPECT_TRUE(
-      says(error_of([&] {
+      says(error_message_of([&] {
              output_of({"tokenize", path("empty"), "--vocab", path("v"), "--output", path("out")});
            }),
            "no words in the texts"));
   EXPECT_FALSE(std::filesystem::exists(path("out")));
   EXPECT_TRUE(says(
-      error_of([&] {
+      error_message_of([&] {
         output_of({"tokenize", path("empty"), "--vocab", path("v"), "--output", path("v/out")});
       }),
       "cannot write", "Not a directory"));
+}
+
+TEST_F(TokenizeTest, NeverOverwritesWhatItReads) {
+  const std::string book = "the cat sat on the mat. was it happy?\n",
+                    vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n";
+  folder_.write("book.txt", book);
+  folder_.write("vocab.txt", vocabulary);
+  std::filesystem::create_symlink("book.txt", path("link"));
+  std::filesystem::create_hard_link(path("vocab.txt"), path("hard"));
+  for (const auto* output : {"book.txt", "./book.txt", "link", "vocab.txt", "hard"}) {
+    EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                       output_of({"tokenize", path("book.txt"), "--vocab", path("vocab.txt"),
+                                  "--output", path(output)});
+                     }),
+                     "--output", "itself, which would be lost"));
+  }
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                     output_of({"tokenize", path("book.txt"), "--train_vocab", "20", "--vocab",
+                                path("new"), "--output", path("new")});
+                   }),
+                   "--vocab and --output are the same file"));
+  EXPECT_EQ(launch::contents(path("book.txt")), book);
+  EXPECT_EQ(launch::contents(path("vocab.txt")), vocabulary);
+  EXPECT_FALSE(std::filesystem::exists(path("new")));
+}
+
+TEST_F(TokenizeTest, EmptyTextLeavesNoVocabulary) {
+  folder_.write("empty", "\n");
+  EXPECT_TRUE(says(error_message_of([&] {
+                     output_of({"tokenize", path("empty"), "--train_vocab", "20", "--vocab",
+                                path("v"), "--output", path("out")});
+                   }),
+                   "there are no words to make a vocabulary of"));
+  EXPECT_FALSE(std::filesystem::exists(path("v")));
 }
 
 }  // namespace

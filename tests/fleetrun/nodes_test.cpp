@@ -1,10 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 // fleetrun on two nodes.
 
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/support/launched.h"
 #include "tests/support/two_hosts.h"
@@ -49,46 +53,47 @@ TEST_F(NodesTest, RanksCountThroughNodesOfDifferentSize) {
   EXPECT_EQ(first.wait(), 0) << first.output();
   EXPECT_EQ(second.wait(), 0) << second.output();
   const std::string all = " 10.77.0.1:6070,10.77.0.2:6070,10.77.0.2:6071\n";
-  EXPECT_EQ(first.log(0), "0 3 0 1 0 10.77.0.1:29500 10.77.0.1:6070" + all);
-  EXPECT_EQ(second.log(0), "1 3 0 2 1 10.77.0.1:29500 10.77.0.2:6070" + all);
-  EXPECT_EQ(second.log(1), "2 3 1 2 1 10.77.0.1:29500 10.77.0.2:6071" + all);
+  EXPECT_EQ(first.log(0), "0 3 0 1 0 10.77.0.1:6070 10.77.0.1:6070" + all);
+  EXPECT_EQ(second.log(1), "1 3 0 2 1 10.77.0.1:6070 10.77.0.2:6070" + all);
+  EXPECT_EQ(second.log(2), "2 3 1 2 1 10.77.0.1:6070 10.77.0.2:6071" + all);
   EXPECT_TRUE(has(second.output(), "[fleetrun] ranks 1 to 2 of 3 here, ")) << second.output();
 }
 
 TEST_F(NodesTest, FailureOnNodeOneEndsNodeZero) {
   const Words work = {"sh", "-c",
-                      "if [ $RANK = 1 ]; then echo the reason; sleep 0.2; exit 7; fi; "
-                      "exec sleep 60"};
+                      "if [ $RANK = 1 ]; then echo the reason; exit 7; fi; "
+                      "exec sleep 600"};
   Launched first(by_number(0, work), on(0));
   Launched second(by_number(1, work), on(1));
-  EXPECT_EQ(first.wait(8s), 7) << first.output();
-  EXPECT_EQ(second.wait(8s), 7) << second.output();
+  EXPECT_EQ(first.wait(), 7) << first.output();
+  EXPECT_EQ(second.wait(), 7) << second.output();
   for (const auto* job : {&first, &second})
-    EXPECT_TRUE(has(job->output(), ", node 1 at 10.77.0.2) exited with code 7 after 0."))
+    EXPECT_TRUE(has(job->output(), ", node 1 at 10.77.0.2) exited with code 7 after "))
         << job->output();
-  EXPECT_TRUE(has(first.output(), "workerlog.0 on node 1:\n    | the reason\n")) << first.output();
+  EXPECT_TRUE(has(first.output(), "workerlog.1 on node 1:\n    | the reason\n")) << first.output();
 }
 
 TEST_F(NodesTest, AllNodesRestartTogether) {
   const Words work = {"--max_restarts=1", "sh", "-c",
                       "echo try $TORCHELASTIC_RESTART_COUNT; "
                       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
-                      "[ $RANK = 1 ] && exit 7; exec sleep 60"};
+                      "[ $RANK = 1 ] && exit 7; exec sleep 600"};
   Launched first(by_number(0, work), on(0));
   Launched second(by_number(1, work), on(1));
   EXPECT_EQ(first.wait(), 0) << first.output();
   EXPECT_EQ(second.wait(), 0) << second.output();
-  for (const auto* job : {&first, &second}) {
-    EXPECT_EQ(job->log(0), "try 0\n---------- fleetrun: restart 1 of 1 ----------\ntry 1\n");
-    EXPECT_TRUE(has(job->output(), "exited with code 7")) << job->output();
+  for (const int node : {0, 1}) {
+    const auto& job = node == 0 ? first : second;
+    EXPECT_EQ(job.log(node), "try 0\n---------- fleetrun: restart 1 of 1 ----------\ntry 1\n");
+    EXPECT_TRUE(has(job.output(), "exited with code 7")) << job.output();
   }
 }
 
 TEST_F(NodesTest, CtrlCOnOneNodeEndsBoth) {
-  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  const Words work = {"sh", "-c", "echo up; exec sleep 600"};
   Launched first(by_number(0, work), on(0));
   Launched second(by_number(1, work), on(1));
-  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(0) == "up\n"; }));
+  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(1) == "up\n"; }));
   second.send(SIGINT);
   EXPECT_EQ(second.wait(), 130) << second.output();
   EXPECT_EQ(first.wait(), 130) << first.output();
@@ -96,10 +101,10 @@ TEST_F(NodesTest, CtrlCOnOneNodeEndsBoth) {
 }
 
 TEST_F(NodesTest, SigtermOnTheMasterEndsBoth) {
-  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  const Words work = {"sh", "-c", "echo up; exec sleep 600"};
   Launched first(by_number(0, work), on(0));
   Launched second(by_number(1, work), on(1));
-  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(0) == "up\n"; }));
+  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(1) == "up\n"; }));
   first.send(SIGTERM);
   EXPECT_EQ(first.wait(), 143) << first.output();
   EXPECT_EQ(second.wait(), 143) << second.output();
@@ -107,29 +112,50 @@ TEST_F(NodesTest, SigtermOnTheMasterEndsBoth) {
 }
 
 TEST_F(NodesTest, LostMasterEndsTheOtherNode) {
-  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+  const Words work = {"sh", "-c", "echo up; exec sleep 600"};
   Launched first(by_number(0, work), on(0));
   Launched second(by_number(1, work), on(1));
-  ASSERT_TRUE(eventually([&] { return second.log(0) == "up\n"; }));
+  ASSERT_TRUE(eventually([&] { return second.log(1) == "up\n"; }));
   first.send(SIGKILL);
-  EXPECT_EQ(second.wait(5s), 1) << second.output();
-  EXPECT_TRUE(has(second.output(), "error: [fleetrun] fleetrun on node 0 (10.77.0.1) went away"))
+  EXPECT_EQ(second.wait(), 1) << second.output();
+  EXPECT_TRUE(has(second.output(), "error: [fleetrun] fleetrun on node 0 (10.77.0.1) has ended"))
       << second.output();
   EXPECT_FALSE(has(second.output(), "frame #")) << second.output();
 }
 
-TEST_F(NodesTest, SilentNodeEndsTheMaster) {
-  const Words work = {"sh", "-c", "echo up; exec sleep 60"};
+TEST_F(NodesTest, NodeWithoutHeartbeatEndsTheMaster) {
+  const Words work = {"sh", "-c", "echo up; exec sleep 600"};
   Launched first(by_number(0, work), on(0));
   Launched second(by_number(1, work), on(1));
-  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(0) == "up\n"; }));
+  ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(1) == "up\n"; }));
   second.send(SIGKILL);
-  EXPECT_EQ(first.wait(20s), 1) << first.output();
-  EXPECT_TRUE(has(first.output(), "fleetrun on node 1 (10.77.0.2) has not been heard of for 10 s"))
+  EXPECT_EQ(first.wait(), 1) << first.output();
+  EXPECT_TRUE(has(first.output(), "fleetrun on node 1 (10.77.0.2) has had no heartbeat for 10 s"))
       << first.output();
 }
 
-TEST_F(NodesTest, NobodyJoinsInTime) {
+// As a node 0 that is stopped: the kernel accepts, and nobody answers. The limit holds all the
+// same.
+TEST(JoinTimeoutTest, ListenerThatNeverAnswersIsLeftInTime) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(listener, generic, size), 0);
+  ASSERT_EQ(listen(listener, 16), 0);
+  ASSERT_EQ(getsockname(listener, generic, &size), 0);
+  const auto master = format("127.0.0.1:{}", ntohs(address.sin_port));
+  Launched second({"--nnodes=2", "--node_rank=1", "--master=" + master, "--no_job_key",
+                   "--join_timeout_s=1", "true"});
+  EXPECT_EQ(second.wait(), 1) << second.output();
+  EXPECT_TRUE(has(second.output(), format("nothing answers at {} after 1 s", master)))
+      << second.output();
+  close(listener);
+}
+
+TEST_F(NodesTest, MissingNodeIsNamedAfterTheJoinTimeout) {
   Launched first(by_number(0, {"--join_timeout_s=0.5", "true"}), on(0));
   EXPECT_EQ(first.wait(), 1);
   EXPECT_TRUE(has(first.output(), "node 1 of 2 has not joined after 0.5 s")) << first.output();

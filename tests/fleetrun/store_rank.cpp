@@ -1,24 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank for FleetrunTest.StoreOutlivesRankZero: rank 0 leaves a word in the launcher's store and
 // ends, rank 1 reads it afterwards.
 
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 
-#include "fleet/comm/store.h"
+#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/role_maker.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/support/launched.h"
 
 namespace {
 
 int run_rank(int, char**) {
-  auto store = fleet::comm::Store::connect(
-      std::getenv("MASTER_ADDR"), static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))),
-      std::chrono::seconds(10));
-  if (std::getenv("RANK") == std::string("0")) {
+  const auto role = fleet::RoleMaker::from_environment();
+  auto store =
+      fleet::comm::Store::connect(role.master_address, static_cast<uint16_t>(role.master_port),
+                                  std::chrono::seconds(10), role.job_key);
+  if (role.rank == 0) {
     store.set("word", "a word");
     store.set("pid", fleet::format("{}", getpid()));
     return 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The guide's programs (examples/guide) as they stand there, on two ranks: with the guide's kinds
 // of files, of which there are few, and with its models, of which only the sizes are smaller
 // (FLEET_BERT_OPTIONS, FLEET_RESNET_OPTIONS).
@@ -8,8 +9,8 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
-#include "fleet/data/synthetic_images.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/images/synthetic_images.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/launched.h"

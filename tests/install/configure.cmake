@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Configures Fleet itself and looks at what it says about LibTorch, libjpeg-turbo and CUDA. CASE: too_old, missing,
 # of_the_user, jpeg_missing or nccl_without_toolkit.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installs into a fresh folder, moves that elsewhere, builds examples/consumer against it with nothing but
 # CMAKE_PREFIX_PATH, and runs it alone and through the installed fleetrun.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
@@ -5,7 +6,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 file(REMOVE_RECURSE ${SCRATCH})
 run(text ${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/installed)
 file(RENAME ${SCRATCH}/installed ${SCRATCH}/prefix)
-foreach(internal fleet/comm/backend.h fleet/comm/gloo_declarations)
+foreach(internal fleet/comm/transport/backend.h fleet/comm/transport/gloo_declarations)
   if(EXISTS ${SCRATCH}/prefix/include/${internal})
     message(FATAL_ERROR "${internal} is installed, and is nobody's business outside")
   endif()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # run(RESULT command...): runs it, gives all that it printed, and stops the test when it fails.
 function(run result)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)

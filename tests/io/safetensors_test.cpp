@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/io/safetensors.h"
 
 #include <sys/resource.h>
@@ -13,7 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/data/split_mix.h"
 
 #include "tests/data/temporary_folder.h"
@@ -23,7 +24,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 std::string file_of(const std::string& header, const std::string& data, int64_t length = -1) {
   const uint64_t n = length < 0 ? header.size() : static_cast<uint64_t>(length);
@@ -40,7 +41,7 @@ class SafetensorsTest : public ::testing::Test {
   // What the reader says to a file of these bytes; every refusal must name the file.
   std::string refusal(const std::string& bytes) {
     const auto path = folder_.write("bad.safetensors", bytes);
-    const auto text = error_of([&] { SafetensorsFile file(path); });
+    const auto text = error_message_of([&] { SafetensorsFile file(path); });
     EXPECT_TRUE(says(text, path.string()));
     return text;
   }
@@ -107,14 +108,14 @@ TEST_F(SafetensorsTest, ReadsIntoATensorOfAnotherTypeAndLayout) {
   auto turned = torch::empty({3, 2}, torch::kDouble).t();
   file.read_into(file.at("x"), turned);
   EXPECT_EQ(turned[1][2].item<double>(), 5);
-  EXPECT_TRUE(says(error_of([&] {
+  EXPECT_TRUE(says(error_message_of([&] {
                      file.read_into(file.at("x"), torch::empty({3, 2}));
                    }),
                    "'x'", "shape of its target"));
-  EXPECT_TRUE(says(error_of([&] { file.at("y"); }), "no tensor 'y'", "fleet inspect"));
+  EXPECT_TRUE(says(error_message_of([&] { file.at("y"); }), "no tensor 'y'", "fleet inspect"));
 }
 
-TEST_F(SafetensorsTest, ReplacesAFileWholeOrNotAtAll) {
+TEST_F(SafetensorsTest, ReplacesAFileAtomically) {
   write_safetensors(path("a"), {{"x", torch::arange(2)}});
   const auto before = contents(path("a"));
   EXPECT_THROW(write_safetensors(path("a"), {SafetensorsItem{.name = "x",
@@ -131,21 +132,24 @@ TEST_F(SafetensorsTest, ReplacesAFileWholeOrNotAtAll) {
   EXPECT_TRUE(SafetensorsFile(path("a")).entries().empty());
 }
 
-TEST_F(SafetensorsTest, RefusesToWriteWhatNobodyCouldRead) {
+TEST_F(SafetensorsTest, RefusesToWriteAnUnreadableFile) {
   const auto x = torch::arange(2);
   EXPECT_TRUE(
-      says(error_of([&] {
+      says(error_message_of([&] {
              write_safetensors(
                  path("a"),
                  {{"x", x}, {"x", x}, {"__metadata__", x}, {"c", x.to(torch::kComplexFloat)}});
            }),
-           "'x' comes twice", "'__metadata__'", "'c' is ComplexFloat"));
-  EXPECT_TRUE(says(error_of([&] { write_safetensors(path("a"), {{"\xff", x}}); }), "not UTF-8"));
-  EXPECT_TRUE(says(error_of([&] {
+           "'x' occurs twice", "'__metadata__'", "'c' is ComplexFloat"));
+  EXPECT_TRUE(says(error_message_of([&] {
+                     write_safetensors(path("a"), {{"\xff", x}});
+                   }),
+                   "not UTF-8"));
+  EXPECT_TRUE(says(error_message_of([&] {
                      write_safetensors(path("a"), {{"x", x.to(torch::kMeta)}});
                    }),
                    "'x' has no"));
-  EXPECT_TRUE(says(error_of([&] {
+  EXPECT_TRUE(says(error_message_of([&] {
                      write_safetensors(path("no/a"), {{"x", x}});
                    }),
                    "no/a", "No such file"));
@@ -153,10 +157,13 @@ TEST_F(SafetensorsTest, RefusesToWriteWhatNobodyCouldRead) {
 }
 
 TEST_F(SafetensorsTest, SaysWhyAFileCannotBeOpened) {
-  EXPECT_TRUE(says(error_of([&] { SafetensorsFile file(path("absent")); }), "No such file"));
-  EXPECT_TRUE(says(error_of([&] { SafetensorsFile file(folder_.path()); }), "not a regular file"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { SafetensorsFile file(path("absent")); }), "No such file"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { SafetensorsFile file(folder_.path()); }), "not a regular file"));
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
-  EXPECT_TRUE(says(error_of([&] { SafetensorsFile file(path("pipe")); }), "not a regular file"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { SafetensorsFile file(path("pipe")); }), "not a regular file"));
 }
 
 TEST_F(SafetensorsTest, RefusesAHeaderThatIsNone) {
@@ -196,17 +203,17 @@ TEST_F(SafetensorsTest, RefusesAnEntryThatIsNone) {
                    "'a' takes 8 bytes", "0 to 4 hold 4"));
   EXPECT_TRUE(says(refusal(file_of(R"({"__metadata__":{"k":1}})", "")), "a number at 'k'"));
   EXPECT_TRUE(
-      says(refusal(file_of(R"({"__metadata__":{"k":"1","k":"2"}})", "")), "'k' comes twice"));
+      says(refusal(file_of(R"({"__metadata__":{"k":"1","k":"2"}})", "")), "'k' occurs twice"));
 }
 
-TEST_F(SafetensorsTest, RefusesDataThatNobodyOrTwoOwn) {
+TEST_F(SafetensorsTest, RefusesGapsAndOverlaps) {
   const auto two = [](const char* a, const char* b, const char* second = "b") {
     return format(R"({{"a":{{"dtype":"U8","shape":[4],"data_offsets":{}}},)"
                   R"("{}":{{"dtype":"U8","shape":[4],"data_offsets":{}}}}})",
                   a, second, b);
   };
   const std::string eight(8, '\0');
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(error_message_of([&] {
               SafetensorsFile(folder_.write("good", file_of(two("[4,8]", "[0,4]"), eight)));
             }),
             "");
@@ -218,21 +225,23 @@ TEST_F(SafetensorsTest, RefusesDataThatNobodyOrTwoOwn) {
   EXPECT_TRUE(says(refusal(file_of(two("[0,4]", "[4,8]"), eight + "xyz")), "the last 3 bytes"));
   EXPECT_TRUE(says(refusal(file_of(two("[0,4]", "[4,8]"), "1234567")),
                    "truncated: 'b' ends at byte 8 of the data, 7 are there"));
-  EXPECT_TRUE(says(refusal(file_of(two("[0,4]", "[4,8]", "a"), eight)), "'a' comes twice"));
+  EXPECT_TRUE(says(refusal(file_of(two("[0,4]", "[4,8]", "a"), eight)), "'a' occurs twice"));
 }
 
 TEST_F(SafetensorsTest, RefusesABoolThatIsNeitherTrueNorFalse) {
   const auto file = folder_.write(
       "b", file_of(R"({"a":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}})", "\x01\x02"));
   const SafetensorsFile opened(file);
-  EXPECT_TRUE(says(error_of([&] { opened.read(opened.at("a")); }), file.string(), "'a' has bytes"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { opened.read(opened.at("a")); }), file.string(), "'a' has bytes"));
 }
 
 TEST_F(SafetensorsTest, NoticesThatAnOpenFileWasCut) {
   write_safetensors(path("a"), {{"x", torch::arange(1000)}});
   const SafetensorsFile file(path("a"));
   std::filesystem::resize_file(path("a"), 500);
-  EXPECT_TRUE(says(error_of([&] { file.read(file.at("x")); }), "truncated since it was opened"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { file.read(file.at("x")); }), "truncated since it was opened"));
 }
 
 // A reader that believed any of these would need more memory than there is, or a stack without end.

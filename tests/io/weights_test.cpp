@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/io/weights.h"
 
 #include <ATen/ops/arange.h>
@@ -17,7 +18,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 applications::Bert small_bert(int64_t vocab = 20) {
   return applications::Bert(applications::BertOptions{.vocab = vocab,
@@ -92,7 +93,7 @@ TEST_F(WeightsTest, TakeFilesOfTransformers) {
   EXPECT_TRUE(equal_tensors(bert, other));
 
   file.back().tensor = bias + 1;
-  EXPECT_TRUE(says(error_of([&] { load_weights(other, written(file)); }),
+  EXPECT_TRUE(says(error_message_of([&] { load_weights(other, written(file)); }),
                    "cls.predictions.decoder.bias differs from cls.predictions.bias"));
   EXPECT_TRUE(equal_tensors(bert, other));
 }
@@ -118,8 +119,8 @@ TEST_F(WeightsTest, NameEverythingThatDoesNotFitAtOnce) {
   }
   file.push_back({"classifier.weight", torch::zeros({2, 8})});
   const auto path = written(file);
-  const auto text = error_of([&] { load_weights(other, path); });
-  EXPECT_TRUE(says(text, path.string(), "1 missing, 2 unexpected, 2 unlike",
+  const auto text = error_message_of([&] { load_weights(other, path); });
+  EXPECT_TRUE(says(text, path.string(), "1 missing, 2 unexpected, 2 mismatched",
                    "missing: bert.pooler.dense.bias",
                    "unexpected: bert.pooler.dense.bais (did you mean 'bert.pooler.dense.bias'?)",
                    "unexpected: classifier.weight",
@@ -127,7 +128,8 @@ TEST_F(WeightsTest, NameEverythingThatDoesNotFitAtOnce) {
                    "the model",
                    "cls.predictions.bias is 20 in the file and 21 in the model"));
   EXPECT_TRUE(torch::equal(other->parameters()[0], before));
-  EXPECT_TRUE(says(error_of([&] { load_weights(other, path, {.strict = false}); }), "21 x 8"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { load_weights(other, path, {.strict = false}); }), "21 x 8"));
 
   auto third = small_bert();
   const auto match = load_weights(third, path, {.strict = false});
@@ -149,10 +151,10 @@ TEST_F(WeightsTest, NeedOneNameOfATiedTensor) {
   EXPECT_EQ(tensors(saved(model)).size(), 1U);
   load_weights(model, written({{"b", torch::arange(3, 6)}}));
   EXPECT_EQ(model.a[2].item<float>(), 5);
-  EXPECT_TRUE(says(error_of([&] { load_weights(model, written({})); }), "missing: a"));
+  EXPECT_TRUE(says(error_message_of([&] { load_weights(model, written({})); }), "missing: a"));
   load_weights(model, written({{"a", torch::arange(3)}, {"b", torch::arange(3)}}));
   EXPECT_TRUE(
-      says(error_of([&] {
+      says(error_message_of([&] {
              load_weights(model, written({{"a", torch::arange(3)}, {"b", torch::zeros({3})}}));
            }),
            "b differs from a"));

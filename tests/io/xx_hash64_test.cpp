@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/io/xx_hash64.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +54,7 @@ TEST(XxHash64Test, ReadsFiles) {
   std::string text(3'000'000, 'a');
   text[2'500'000] = 'b';
   EXPECT_EQ(XxHash64::of_file(folder.write("large", text)), hash_of(text));
-  EXPECT_TRUE(says(testing::error_of([&] { XxHash64::of_file(folder.path() / "none"); }),
+  EXPECT_TRUE(says(testing::error_message_of([&] { XxHash64::of_file(folder.path() / "none"); }),
                    "cannot read", "none", "No such file"));
 }
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # format.sh SOURCE_DIR: holds every tracked .h and .cpp against .clang-format.
 set -euo pipefail
 cd "$1"

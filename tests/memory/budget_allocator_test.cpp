@@ -1,4 +1,5 @@
-#include "fleet/memory/budget_allocator.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/allocator/budget_allocator.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -15,7 +16,7 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
-#include "fleet/core/byte_size.h"
+#include "fleet/core/text/byte_size.h"
 
 namespace fleet::memory {
 namespace {
@@ -83,7 +84,7 @@ class BudgetAllocatorTest : public ::testing::Test {
     EXPECT_EQ(counter.live(), baseline) << "a test leaked";
     EXPECT_EQ(counter.live_blocks(), blocks);
     counter.set_budget({});
-    set_owner_source(nullptr);
+    set_tag_source(nullptr);
     memory.switch_off();
     memory.trim();
     torch::set_num_threads(threads);
@@ -177,8 +178,8 @@ TEST_F(BudgetAllocatorTest, KeepsPeaksByPhaseAndByWindow) {
   EXPECT_EQ(counter.take_window_peak() - baseline, 4 * kMiB);
 }
 
-TEST_F(BudgetAllocatorTest, RefusalNamesTheOpTheBudgetAndTheFiveLargestOwners) {
-  set_owner_source([] { return op_name; });
+TEST_F(BudgetAllocatorTest, ErrorNamesTheOpTheBudgetAndTheFiveLargestTags) {
+  set_tag_source([] { return op_name; });
   std::vector<torch::Tensor> kept;
   const char* names[] = {"conv2d", "relu", "linear", "gelu", "softmax", "dropout"};
   for (int64_t i = 0; i < 6; ++i) {
@@ -196,13 +197,13 @@ TEST_F(BudgetAllocatorTest, RefusalNamesTheOpTheBudgetAndTheFiveLargestOwners) {
                       byte_size_text(baseline + 30 * kMiB) + ", so " + missing + " are missing"),
             std::string::npos)
       << text;
-  const auto table = text.substr(text.find("largest owners:"));
+  const auto table = text.substr(text.find("largest allocation tags:"));
   EXPECT_EQ(table.substr(0, table.find("\n  fix")),
-            "largest owners:\n        8.00 MiB  relu (2 blocks)\n"
+            "largest allocation tags:\n        8.00 MiB  relu (2 blocks)\n"
             "        6.00 MiB  dropout (1 block)\n        5.00 MiB  softmax (1 block)\n"
             "        4.00 MiB  gelu (1 block)\n        3.00 MiB  linear (1 block)");
   EXPECT_NO_THROW(bytes(3 * kMiB));
-  EXPECT_EQ(counter.largest_owners(1)[0].bytes, 8 * kMiB);
+  EXPECT_EQ(counter.largest_tags(1)[0].bytes, 8 * kMiB);
 }
 
 TEST_F(BudgetAllocatorTest, ChargesOutsideBytesAgainstTheBudget) {
@@ -216,7 +217,7 @@ TEST_F(BudgetAllocatorTest, ChargesOutsideBytesAgainstTheBudget) {
   EXPECT_NO_THROW(bytes(4 * kMiB));
 }
 
-TEST_F(BudgetAllocatorTest, OfSeveralBudgetsTheSmallestHolds) {
+TEST_F(BudgetAllocatorTest, OfSeveralBudgetsTheSmallestApplies) {
   auto first = std::make_unique<BudgetScope>(counter, baseline + 10 * kMiB);
   auto second = std::make_unique<BudgetScope>(counter, baseline + 4 * kMiB);
   EXPECT_EQ(counter.budget(), baseline + 4 * kMiB);
@@ -232,7 +233,7 @@ TEST_F(BudgetAllocatorTest, OfSeveralBudgetsTheSmallestHolds) {
   EXPECT_FALSE(counter.budget().has_value());
 }
 
-TEST_F(BudgetAllocatorTest, BookkeepingIsCountedAndNotRefused) {
+TEST_F(BudgetAllocatorTest, BookkeepingIsCountedAndNeverThrows) {
   counter.set_budget(baseline + kMiB);
   const auto kept = bytes(kMiB);
   EXPECT_NE(out_of_memory([] { bytes(64); }), "");
@@ -264,7 +265,7 @@ TEST_F(BudgetAllocatorTest, StepThatRunsOutUnwindsToTheBaselineAndTheNextIsBitEq
     const auto text = out_of_memory([&] { net->step(x); });
     if (budget > forward) {
       EXPECT_GT(counter.peak(Phase::kBackward), 0) << "not out of backward";
-      // The owner is the node of autograd that ran.
+      // The tag is the autograd node that ran.
       EXPECT_NE(text.find("Backward0 asks for "), std::string::npos) << text;
     } else {
       EXPECT_NE(text.find("the program asks for"), std::string::npos) << text;
@@ -375,7 +376,7 @@ TEST_F(BudgetAllocatorTest, LiveAndCachedStayWithinTheBudget) {
   counter.set_budget(budget);
   std::mt19937 random(11);
   std::vector<torch::Tensor> kept;
-  int refused = 0;
+  int thrown = 0;
   for (int i = 0; i < 3000; ++i) {
     if (!kept.empty() && random() % 2 == 0) {
       std::swap(kept[random() % kept.size()], kept.back());
@@ -389,13 +390,13 @@ TEST_F(BudgetAllocatorTest, LiveAndCachedStayWithinTheBudget) {
         kept.push_back(bytes(size));
         EXPECT_TRUE(fits);
       } catch (const c10::OutOfMemoryError&) {
-        EXPECT_FALSE(fits) << "refused although it fits without the cache";
-        ++refused;
+        EXPECT_FALSE(fits) << "threw although it fits without the cache";
+        ++thrown;
       }
     }
     ASSERT_LE(memory.reserved(), budget);
   }
-  EXPECT_GT(refused, 10);
+  EXPECT_GT(thrown, 10);
   EXPECT_GT(cached(), 0);
   counter.set_budget(counter.live());
   EXPECT_EQ(cached(), 0);
@@ -452,7 +453,7 @@ TEST_F(BudgetAllocatorTest, RawMemoryOfEitherAllocatorIsFreedByWhicheverIsInstal
 
 TEST_F(BudgetAllocatorTest, ThreadsShareItWithoutLosingAByte) {
   counter.set_budget(baseline + 100 * kMiB);
-  std::atomic<int> wrong{0}, refused{0};
+  std::atomic<int> wrong{0}, thrown{0};
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
@@ -474,7 +475,7 @@ TEST_F(BudgetAllocatorTest, ThreadsShareItWithoutLosingAByte) {
           std::memset(tensor.mutable_data_ptr(), value, static_cast<size_t>(tensor.numel()));
           kept.emplace_back(std::move(tensor), value);
         } catch (const c10::OutOfMemoryError&) {
-          ++refused;
+          ++thrown;
         }
       }
     });
@@ -521,7 +522,7 @@ TEST_F(BudgetAllocatorTest, MetaTensorsGiveTheCurveOfTheCpu) {
   BudgetAllocatorScope counting(meta);
   struct Curve {
     std::vector<int64_t> points;
-    std::vector<std::string> owners;
+    std::vector<std::string> tags;
   };
   const auto run = [](MemoryCounter& counter, torch::Device device) {
     const auto start = counter.live();
@@ -547,7 +548,7 @@ TEST_F(BudgetAllocatorTest, MetaTensorsGiveTheCurveOfTheCpu) {
                                                counter.peak(Phase::kForward) - start,
                                                counter.peak(Phase::kBackward) - start});
     }
-    for (const auto& use : counter.largest_owners(2)) curve.owners.push_back(use.name);
+    for (const auto& use : counter.largest_tags(2)) curve.tags.push_back(use.name);
     return curve;
   };
   const auto here = run(counter, torch::kCPU);
@@ -557,8 +558,8 @@ TEST_F(BudgetAllocatorTest, MetaTensorsGiveTheCurveOfTheCpu) {
     // At its peak the CPU's forward reduces to a mean, with a scratch of 128 bytes.
     EXPECT_NEAR(here.points[i], elsewhere.points[i], i % 4 == 2 ? 128 : 0) << i;
   }
-  EXPECT_EQ(elsewhere.owners, here.owners);
-  EXPECT_EQ(elsewhere.owners[1], "AddmmBackward0");
+  EXPECT_EQ(elsewhere.tags, here.tags);
+  EXPECT_EQ(elsewhere.tags[1], "AddmmBackward0");
   EXPECT_EQ(meta.counter().live(), 0);
   EXPECT_GT(elsewhere.points[1], 20 * kMiB);
 

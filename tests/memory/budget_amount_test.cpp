@@ -1,8 +1,9 @@
-#include "fleet/memory/budget_amount.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/allocator/budget_amount.h"
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/byte_size.h"
+#include "fleet/core/text/byte_size.h"
 
 namespace fleet::memory {
 namespace {

@@ -1,4 +1,5 @@
-// What a closure may do beside calling layers, recomputed in every way, against plain autograd: bit
+// SPDX-License-Identifier: Apache-2.0
+// What a closure may do beside calling layers, under every policy, against plain autograd: bit
 // for bit.
 
 #include <functional>
@@ -9,14 +10,15 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "fleet/core/format.h"
-#include "fleet/memory/away_memory.h"
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/torch/interception.h"
+#include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/checkpoint.h"
-#include "fleet/memory/planner.h"
-#include "fleet/memory/policies.h"
+#include "fleet/memory/offload/offloaded_storage.h"
+#include "fleet/memory/plan/planner.h"
 #include "fleet/memory/recompute.h"
-#include "fleet/memory/tape.h"
+#include "fleet/memory/tape/policies.h"
+#include "fleet/memory/tape/tape.h"
 #include "fleet/precision/autocast.h"
 
 #include "tests/support/error_of.h"
@@ -25,7 +27,7 @@
 namespace fleet::memory {
 namespace {
 
-using fleet::testing::error_of;
+using fleet::testing::error_message_of;
 using torch::Tensor;
 using Treatment = TapePolicy::Treatment;
 
@@ -36,7 +38,7 @@ class AtMarks : public TapePolicy {
       : treatment_(treatment), alone_(alone) {}
   bool cut_at(std::string_view /*name*/) override { return true; }
   Treatment treatment(int /*segment*/) override { return treatment_; }
-  bool rebuilds_results_of(const OpRecord& /*op*/) override { return alone_; }
+  bool recomputes_results_of(const OpRecord& /*op*/) override { return alone_; }
 
  private:
   Treatment treatment_;
@@ -52,7 +54,7 @@ class Closures : public ::testing::Test {
     offload_.waits = true;
   }
 
-  // Gradients of `leaves`, and what the generator draws next.
+  // Gradients of `leaves`, and the generator's next numbers.
   std::vector<Tensor> gradients(const std::function<Tensor()>& loss,
                                 const std::vector<Tensor>& leaves, TapePolicy* policy,
                                 const Offload* offload = nullptr) {
@@ -82,13 +84,13 @@ class Closures : public ::testing::Test {
   // The loss under every treatment; with `by_hand`, all of it inside `fleet::recompute` too.
   void compare(const std::function<Tensor()>& loss, const std::vector<Tensor>& leaves) {
     const auto plain = gradients(loss, leaves, nullptr);
-    for (const auto treatment : {Treatment::kKeep, Treatment::kDrop, Treatment::kDropAtOnce}) {
+    for (const auto treatment : {Treatment::kKeep, Treatment::kDrop, Treatment::kEvictEagerly}) {
       for (const bool alone : {false, true}) {
-        for (const bool away : {false, true}) {
+        for (const bool offloaded : {false, true}) {
           SCOPED_TRACE(format("treatment {}, selective {}, offload {}", static_cast<int>(treatment),
-                              alone, away));
+                              alone, offloaded));
           AtMarks policy(treatment, alone);
-          expect_equal(gradients(loss, leaves, &policy, away ? &offload_ : nullptr), plain);
+          expect_equal(gradients(loss, leaves, &policy, offloaded ? &offload_ : nullptr), plain);
         }
       }
     }
@@ -96,8 +98,8 @@ class Closures : public ::testing::Test {
     expect_equal(gradients(loss, leaves, &cuts), plain);
     const auto by_hand = [&] { return recompute(loss); };
     expect_equal(gradients(by_hand, leaves, nullptr), plain);
-    AtMarks at_once(Treatment::kDropAtOnce);
-    expect_equal(gradients(by_hand, leaves, &at_once), plain);
+    AtMarks eager(Treatment::kEvictEagerly);
+    expect_equal(gradients(by_hand, leaves, &eager), plain);
     compare_planned(loss, leaves, plain);
     compare_planned(by_hand, leaves, plain);
     EXPECT_EQ(Region::alive(), 0);
@@ -107,14 +109,14 @@ class Closures : public ::testing::Test {
   void compare_planned(const std::function<Tensor()>& loss, const std::vector<Tensor>& leaves,
                        const std::vector<Tensor>& plain) {
     const BudgetAllocatorScope counting(BudgetAllocator::cpu());
-    AutomaticCuts lean(256, 2);
+    AutomaticCuts minimal_memory(256, 2);
     const auto profiler = std::make_shared<Profiler>(BudgetAllocator::cpu().counter());
     {
       torch::manual_seed(7);
       for (const auto& leaf : leaves) leaf.mutable_grad() = Tensor();
       Tensor value;
       {
-        TapeScope scope(lean, profiler);
+        TapeScope scope(minimal_memory, profiler);
         value = loss();
       }
       value.backward();
@@ -200,8 +202,8 @@ TEST_F(Closures, OpaqueNestedAndQuantizedTensorsStayAsTheyAre) {
       {x});
 }
 
-// The usual way to bring numbers of one's own into a forward.
-TEST_F(Closures, MemoryThatNoTensorOwnsIsNotReadAgain) {
+// The usual way to pass own numbers to a forward.
+TEST_F(Closures, MemoryThatNoTensorOwnsIsNotReadByReplays) {
   const auto x = leaf({6, 4});
   std::vector<float> numbers(24);
   between_ = [&] { std::ranges::fill(numbers, 1e9F); };  // as good as gone
@@ -217,7 +219,7 @@ TEST_F(Closures, MemoryThatNoTensorOwnsIsNotReadAgain) {
       {x});
 }
 
-TEST_F(Closures, MemoryThatItsTensorOwnsIsRecomputedFrom) {
+TEST_F(Closures, MemoryThatItsTensorOwnsIsReadByReplays) {
   const auto x = leaf({6, 4});
   int freed = 0;
   const auto loss = [&] {
@@ -233,7 +235,7 @@ TEST_F(Closures, MemoryThatItsTensorOwnsIsRecomputedFrom) {
   AtMarks policy(Treatment::kDrop);
   gradients(loss, {x}, &policy);
   EXPECT_EQ(report_.kept_by_need, 0);
-  EXPECT_GT(report_.given_up, 0);
+  EXPECT_GT(report_.evicted, 0);
   const int before = freed;
   loss();
   EXPECT_EQ(freed, before + 1);
@@ -254,7 +256,7 @@ TEST_F(Closures, GradientsMayBeTakenInsideTheForward) {
     return (curve.sum(1) + u.squeeze(1).sin()).square().mean();
   };
   compare(residual, {w, v});
-  // The gradient penalty of a critic, after a first gradient that nobody differentiates.
+  // The gradient penalty of a critic, after a first gradient that is not differentiated.
   const auto penalty = [&] {
     auto x = points.clone().requires_grad_();
     const auto score = [&](const Tensor& z) {
@@ -355,52 +357,52 @@ TEST_F(Closures, OneParameterWrittenInPlaceCopiesNoOther) {
   EXPECT_EQ(KeptValue::copies() - before, 1);
 }
 
-// An op that lets another thread draw, when it is called first.
+// An op during whose first call another thread uses the default generator.
 int g_other_threads = 0;
-Tensor disturbed(const Tensor& x, bool draws) {
+Tensor disturbed(const Tensor& x, bool uses_rng) {
   if (g_other_threads-- > 0) std::thread([] { torch::rand({3}); }).join();
-  return draws ? x * torch::rand_like(x) : x * 2;
+  return uses_rng ? x * torch::rand_like(x) : x * 2;
 }
 
-class RandomDraws : public Closures {
+class RandomNumbers : public Closures {
  protected:
-  RandomDraws() {
+  RandomNumbers() {
     static const auto library = [] {
       torch::Library tests(torch::Library::FRAGMENT, "fleet_tests", std::nullopt, __FILE__,
                            __LINE__);
-      tests.def("disturbed(Tensor x, bool draws) -> Tensor",
-                [](const Tensor& x, bool draws) { return disturbed(x, draws); });
+      tests.def("disturbed(Tensor x, bool uses_rng) -> Tensor",
+                [](const Tensor& x, bool uses_rng) { return disturbed(x, uses_rng); });
       return tests;
     }();
   }
-  static Tensor call(const Tensor& x, bool draws) {
+  static Tensor call(const Tensor& x, bool uses_rng) {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("fleet_tests::disturbed", "")
                                .typed<Tensor(const Tensor&, bool)>();
-    return op.call(x, draws);
+    return op.call(x, uses_rng);
   }
 };
 
-TEST_F(RandomDraws, OfAnotherThreadInTheMiddleOfAnOpAreNoticed) {
+TEST_F(RandomNumbers, OfAnotherThreadInTheMiddleOfAnOpAreNoticed) {
   const auto x = leaf({6, 6});
   g_other_threads = 1;
   const auto y = recompute([&] { return torch::exp(call(x * 2, true)); });
-  const auto text = error_of([&] { y.sum().backward(); });
+  const auto text = error_message_of([&] { y.sum().backward(); });
   EXPECT_TRUE(says(text, "fleet_tests::disturbed", "another thread", "generator"));
   compat::flush_failed_backward();
   g_other_threads = 0;
   const auto again = recompute([&] { return torch::exp(call(x * 2, true)); });
-  EXPECT_EQ(error_of([&] { again.sum().backward(); }), "");
+  EXPECT_EQ(error_message_of([&] { again.sum().backward(); }), "");
 }
 
-TEST_F(RandomDraws, OfAnotherThreadDoNotMatterToAnOpThatDrawsNone) {
+TEST_F(RandomNumbers, OfAnotherThreadDoNotMatterToAnOpThatUsesNone) {
   const auto x = leaf({6, 6});
   g_other_threads = 1;
   const auto y = recompute([&] { return torch::exp(call(x * 2, false)); });
-  EXPECT_EQ(error_of([&] { y.sum().backward(); }), "");
+  EXPECT_EQ(error_message_of([&] { y.sum().backward(); }), "");
 }
 
-TEST_F(RandomDraws, OfAnotherThreadDuringAReplayAreNotTakenBack) {
+TEST_F(RandomNumbers, OfAnotherThreadDuringAReplayAreNotRepeated) {
   const auto x = leaf({6, 6});
   g_other_threads = 0;
   const auto y = recompute([&] { return torch::exp(call(torch::dropout(x, 0.5, true), false)); });
@@ -429,7 +431,7 @@ TEST_F(Closures, AForwardThatRunsOutOfMemoryEndsWithThatError) {
     torch::manual_seed(7);
     EXPECT_THROW(
         {
-          AtMarks policy(Treatment::kDropAtOnce);
+          AtMarks policy(Treatment::kEvictEagerly);
           TapeScope scope(policy);
           recompute([&] {
             y = layers();
@@ -448,7 +450,7 @@ TEST_F(Closures, AForwardThatRunsOutOfMemoryEndsWithThatError) {
 }
 
 // A block of a net, recomputed by hand, and a plan with cuts before, at, inside and behind it.
-TEST_F(Closures, PlansCutAroundARecomputedStretchAndGoOnBehindIt) {
+TEST_F(Closures, PlansCutAroundACallOfRecomputeAndContinueBehindIt) {
   const auto x = leaf({8, 8});
   const auto loss = [&] {
     auto y = x * 1;

@@ -1,4 +1,5 @@
-#include "fleet/memory/mask_bits.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/replay/mask_bits.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +10,7 @@ torch::Tensor random_mask(int64_t n, double value, torch::Dtype type) {
   return ((torch::rand({n}) < 0.9).to(torch::kFloat) * value).to(type);
 }
 
-TEST(MaskBits, GivesTheVeryMaskBackAtAnySizeAndType) {
+TEST(MaskBits, RestoresTheMaskBitForBitAtAnySizeAndType) {
   torch::manual_seed(1);
   for (const auto type : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
     for (const int64_t n : {1, 7, 8, 9, 63, 64, 65, 1000, 100'003}) {
@@ -32,7 +33,7 @@ TEST(MaskBits, TakesMasksOfOneKindOfNumber) {
 }
 
 // One number that is another, wherever it stands, and -0, which a bit would turn into 0.
-TEST(MaskBits, RefusesAnythingThatIsNotAMask) {
+TEST(MaskBits, RejectsAnythingThatIsNotAMask) {
   for (const auto type : {torch::kFloat, torch::kBFloat16}) {
     for (int64_t n : {20, 50'001}) {
       for (const int64_t at : {int64_t{1}, n / 2, n - 2, n - 1}) {

@@ -1,4 +1,5 @@
-#include "fleet/memory/meta_profile.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/plan/meta_profile.h"
 
 #include <functional>
 
@@ -8,9 +9,9 @@
 #include "fleet/applications/bert.h"
 #include "fleet/applications/synthetic.h"
 #include "fleet/core/error.h"
-#include "fleet/memory/budget_allocator.h"
-#include "fleet/memory/planner.h"
-#include "fleet/memory/policies.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/plan/planner.h"
+#include "fleet/memory/tape/policies.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -45,8 +46,8 @@ StepProfile profile_of(torch::Device device) {
     const auto profiler = std::make_shared<Profiler>(allocator.counter());
     torch::Tensor loss;
     {
-      AutomaticCuts lean(1 << 20, 2);
-      TapeScope scope(lean, profiler);
+      AutomaticCuts minimal_memory(1 << 20, 2);
+      TapeScope scope(minimal_memory, profiler);
       loss = model.loss(batch);
     }
     loss.backward();
@@ -81,7 +82,7 @@ TEST(MetaProfileTest, AllocatesNothing) {
   counter.reset_peaks();
   const auto before = counter.live();
   profile_of(torch::kMeta);
-  EXPECT_LT(counter.peak() - before, 64 << 10);  // scalars of the engine
+  EXPECT_LT(counter.peak() - before, 64 << 10);  // LibTorch's scalars
 }
 
 TEST(MetaProfileTest, CountsProductsAndTraffic) {
@@ -110,7 +111,7 @@ TEST(MetaProfileTest, NamesAnOpThatNeedsNumbers) {
   const BudgetAllocatorScope counting(BudgetAllocator::meta());
   const auto x = torch::empty({4}, torch::kMeta).requires_grad_();
   const auto text_of = [&](const std::function<torch::Tensor()>& loss) {
-    return testing::error_of([&] { profile_on_meta(loss, kRates); });
+    return testing::error_message_of([&] { profile_on_meta(loss, kRates); });
   };
   EXPECT_TRUE(says(text_of([&] { return x.masked_select(x > 0).sum(); }),
                    "aten::masked_select cannot run on meta tensors",

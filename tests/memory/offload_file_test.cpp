@@ -1,4 +1,5 @@
-#include "fleet/memory/offload_file.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/offload/offload_file.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -17,15 +18,15 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/memory/budget_allocator.h"
-#include "fleet/memory/extent_list.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/offload/extent_list.h"
 
 #include "tests/support/error_of.h"
 
 namespace fleet::memory {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 constexpr int64_t kMiB = 1024 * 1024;
 
@@ -76,7 +77,7 @@ TEST(ExtentListTest, MergesFreeNeighboursAndTakesTheSmallestGap) {
   EXPECT_EQ(list.used(), 0);
 }
 
-TEST(OffloadFileTest, BringsBackValuesStridesAndTypes) {
+TEST(OffloadFileTest, RestoresValuesStridesAndTypes) {
   OffloadFile file;
   const auto base = torch::randn({6, 50, 40});
   const std::vector<torch::Tensor> tensors = {
@@ -96,14 +97,15 @@ TEST(OffloadFileTest, BringsBackValuesStridesAndTypes) {
     EXPECT_TRUE(same(back, tensor.detach())) << tensor.options();
     EXPECT_TRUE(same(file.read(ticket), back)) << "a second read";
   }
-  const auto slice = base.slice(2, 1, 40, 3);  // with gaps: comes back without
+  const auto slice = base.slice(2, 1, 40, 3);  // with gaps: restored without
   EXPECT_TRUE(torch::equal(file.read(on_disk(file, slice)), slice));
   EXPECT_EQ(file.read(file.write(torch::empty({0, 4}))).sizes(), torch::IntArrayRef({0, 4}));
-  EXPECT_NE(error_of([&] { file.write(torch::empty({2}, torch::kMeta)); }).find("on meta cannot"),
-            std::string::npos);
+  EXPECT_NE(
+      error_message_of([&] { file.write(torch::empty({2}, torch::kMeta)); }).find("on meta cannot"),
+      std::string::npos);
 }
 
-/// Random sizes and lifetimes; direct and by way of the page cache, tensors of both allocators.
+/// Random sizes and lifetimes; direct and through the page cache, tensors of both allocators.
 void live_randomly(const OffloadOptions& options, unsigned seed) {
   torch::manual_seed(seed);
   std::mt19937 random(seed);
@@ -146,7 +148,7 @@ void live_randomly(const OffloadOptions& options, unsigned seed) {
   EXPECT_GT(statistics.bytes_read, kMiB);
 }
 
-TEST(OffloadFileTest, RandomLifetimesComeBackBitEqual) {
+TEST(OffloadFileTest, RandomLifetimesAreRestoredBitForBit) {
   for (unsigned seed = 0; seed < 4; ++seed) {
     live_randomly({.buffer_bytes = 64 * 1024}, seed);
     live_randomly({.buffer_bytes = 64 * 1024, .page_cache = true}, seed);
@@ -195,7 +197,7 @@ TEST(OffloadFileTest, ThreadsReadOneTicket) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(OffloadFileTest, ReadBeforeTheWriteIsOverHandsTheTensorBack) {
+TEST(OffloadFileTest, ReadBeforeTheWriteIsOverReturnsTheTensor) {
   OffloadFile file({.buffer_bytes = 4096});
   const auto large = torch::zeros({512 * kMiB}, torch::kByte);  // seconds, in such small blocks
   const auto a = noise(kMiB), b = noise(kMiB), c = noise(kMiB);
@@ -283,7 +285,7 @@ TEST(OffloadFileTest, ReadOvertakesWhatIsOnlyPrefetched) {
   EXPECT_EQ(file.statistics().bytes_read, 16 * kMiB) << "nothing is read twice";
 }
 
-TEST(OffloadFileTest, RoomIsUsedAgainSoTheFileStaysBounded) {
+TEST(OffloadFileTest, ExtentsAreReusedSoTheFileStaysBounded) {
   OffloadFile file;
   std::mt19937 random(3);
   std::deque<OffloadFile::Ticket> tickets;
@@ -349,7 +351,7 @@ TEST_F(SlowDisk, MemoryIsFreeOnceATicketHasEnded) {
   EXPECT_GT(file_.statistics().stall_seconds, 0);
 }
 
-TEST_F(SlowDisk, MemoryIsFreeOnceATensorThatWasHandedBackIs) {
+TEST_F(SlowDisk, MemoryIsFreeOnceAForwardedTensorIs) {
   const auto before = counter_.live();
   auto ticket = being_written();
   auto back = file_.read(ticket);
@@ -360,13 +362,13 @@ TEST_F(SlowDisk, MemoryIsFreeOnceATensorThatWasHandedBackIs) {
   EXPECT_GT(file_.statistics().stall_seconds, 0);
 }
 
-TEST_F(SlowDisk, WhoIsShortOfMemoryWaitsForWhatIsOnItsWayOut) {
+TEST_F(SlowDisk, AnAllocationThatDoesNotFitWaitsForQueuedWrites) {
   const auto ticket = being_written();
   counter_.set_budget(counter_.live() + kMiB / 2);
   torch::Tensor fits;
   EXPECT_NO_THROW(fits = torch::empty({kMiB}, torch::kByte));
   EXPECT_GT(file_.statistics().stall_seconds, 0);
-  // Nothing is on its way any more.
+  // Nothing is queued any more.
   EXPECT_THROW(torch::empty({kMiB}, torch::kByte), c10::OutOfMemoryError);
   counter_.set_budget(std::nullopt);
 }
@@ -376,11 +378,11 @@ TEST(OffloadFileTest, FullFileIsAnErrorOfThatTensorOnly) {
   const auto small = noise(4 * kMiB);
   auto first = on_disk(file, small);
   const auto large = file.write(noise(7 * kMiB));
-  const auto text = error_of([&] { file.drain(); });
+  const auto text = error_message_of([&] { file.drain(); });
   EXPECT_NE(text.find("[offload] a tensor of 7.00 MiB does not fit: 4.00 MiB of the file in"),
             std::string::npos)
       << text;
-  EXPECT_EQ(error_of([&] { file.read(large); }), text);
+  EXPECT_EQ(error_message_of([&] { file.read(large); }), text);
   file.drain();  // told once
   EXPECT_TRUE(same(file.read(first), small));
   first = {};
@@ -398,34 +400,34 @@ TEST(OffloadFileTest, FullDiskIsAnErrorAndTheThreadSurvives) {
   limit.rlim_cur = 3 * kMiB;
   setrlimit(RLIMIT_FSIZE, &limit);
   const auto large = file.write(noise(8 * kMiB));
-  const auto text = error_of([&] { file.drain(); });
+  const auto text = error_message_of([&] { file.drain(); });
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_NE(text.find("cannot write"), std::string::npos) << text;
   EXPECT_NE(text.find("File too large"), std::string::npos) << text;
   EXPECT_NE(text.find("fix: make room there"), std::string::npos) << text;
-  EXPECT_EQ(error_of([&] { file.read(large); }), text);
+  EXPECT_EQ(error_message_of([&] { file.read(large); }), text);
   EXPECT_TRUE(same(file.read(first), small));
   EXPECT_EQ(file.statistics().extent_bytes, kMiB);
   const auto more = noise(8 * kMiB);
   EXPECT_TRUE(same(file.read(on_disk(file, more)), more));
 }
 
-TEST(OffloadFileTest, CutFileIsAnErrorNotAHang) {
+TEST(OffloadFileTest, TruncatedFileIsAnErrorNotAHang) {
   OffloadFile file;
   const auto small = noise(kMiB);
   const auto first = on_disk(file, small);
   const auto second = on_disk(file, noise(3 * kMiB + 100));
   ASSERT_EQ(ftruncate(file.descriptor(), 2 * kMiB), 0);
   file.prefetch(second);
-  const auto text = error_of([&] { file.read(second); });
+  const auto text = error_message_of([&] { file.read(second); });
   EXPECT_NE(text.find("cannot read"), std::string::npos) << text;
   EXPECT_NE(text.find("the file ends before that"), std::string::npos) << text;
-  EXPECT_EQ(error_of([&] { file.read(second); }), text);
+  EXPECT_EQ(error_message_of([&] { file.read(second); }), text);
   EXPECT_TRUE(same(file.read(first), small));
 }
 
 TEST(OffloadFileTest, MissingDirectoryIsAnError) {
-  const auto text = error_of([] { OffloadFile file({.directory = "/nowhere/at all"}); });
+  const auto text = error_message_of([] { OffloadFile file({.directory = "/nowhere/at all"}); });
   EXPECT_NE(text.find("cannot make a file in /nowhere/at all: No such file"), std::string::npos)
       << text;
 }

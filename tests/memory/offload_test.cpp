@@ -1,14 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values that cross the cuts of a forward, on disk until backward.
 #include <unistd.h>
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "fleet/memory/away_memory.h"
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/core/torch/interception.h"
+#include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/checkpoint.h"
-#include "fleet/memory/policies.h"
-#include "fleet/memory/tape.h"
+#include "fleet/memory/offload/offloaded_storage.h"
+#include "fleet/memory/tape/policies.h"
+#include "fleet/memory/tape/tape.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -16,7 +18,7 @@
 namespace fleet::memory {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 constexpr int64_t kMiB = 1024 * 1024;
 constexpr int kSegments = 8;
@@ -69,7 +71,7 @@ void expect_equal(const std::vector<torch::Tensor>& a, const std::vector<torch::
 
 int64_t live() { return BudgetAllocator::cpu().counter().live(); }
 
-TEST(OffloadTest, CheckpointsLeaveAndGradientsAreTheSameBitForBit) {
+TEST(OffloadTest, CheckpointsAreOffloadedAndGradientsAreTheSameBitForBit) {
   const BudgetAllocatorScope counting(BudgetAllocator::cpu());
   const auto file = std::make_shared<OffloadFile>();
   file->read(file->write(torch::ones({kMiB})));  // its own buffers are there
@@ -125,7 +127,7 @@ TEST(OffloadTest, ASecondBackwardFindsWhatTheFirstFetched) {
   EXPECT_EQ(file->statistics().bytes_read, read);
 }
 
-TEST(OffloadTest, AGraphThatIsDroppedGivesTheFileBack) {
+TEST(OffloadTest, AGraphThatIsFreedFreesItsExtents) {
   const Chain chain;
   const auto file = std::make_shared<OffloadFile>();
   const Offload offload(file);
@@ -164,9 +166,9 @@ TEST(OffloadTest, WhatTheUserHoldsOrIsSmallStays) {
   expect_equal(chain.backward(loss), expected);
 }
 
-// Views of one value, kept under several shapes, leave together or not at all; a skip connection
-// leaves once the last segment that reads it is over.
-TEST(OffloadTest, ViewsAndSkipsComeBackRight) {
+// Views of one value, kept under several shapes, are offloaded together or not at all; a skip
+// connection once the last segment that reads it is over.
+TEST(OffloadTest, ViewsAndSkipsAreFetchedRight) {
   torch::manual_seed(12);
   std::vector<torch::Tensor> weights;
   for (int i = 0; i < 6; ++i) weights.push_back((torch::randn({64, 64}) * 0.1).requires_grad_());
@@ -204,7 +206,7 @@ TEST(OffloadTest, ViewsAndSkipsComeBackRight) {
 }
 
 // What a segment made is its own, although backward knows it only by a view from the next one.
-TEST(OffloadTest, MemoryLeavesWithTheViewsThatLaterSegmentsMadeOfIt) {
+TEST(OffloadTest, AStorageIsOffloadedWithTheViewsThatLaterSegmentsMadeOfIt) {
   torch::manual_seed(13);
   const auto weight = (torch::randn({64, 64}) * 0.1).requires_grad_();
   const auto input = torch::randn({4096, 64});
@@ -218,7 +220,7 @@ TEST(OffloadTest, MemoryLeavesWithTheViewsThatLaterSegmentsMadeOfIt) {
    public:
     using NamedCuts::NamedCuts;
     Treatment treatment(int) override { return Treatment::kKeep; }
-    bool sends_out(int segment) override { return segment == 0; }
+    bool offloads(int segment) override { return segment == 0; }
   };
   const auto expected = torch::autograd::grad({forward()}, {weight});
   const auto file = std::make_shared<OffloadFile>();
@@ -238,7 +240,7 @@ TEST(OffloadTest, AFullDiskIsAnErrorOfTheForwardOrTheBackward) {
   const Chain chain;
   const auto file = std::make_shared<OffloadFile>(OffloadOptions{.max_file_bytes = 2 * kMiB});
   const Offload offload(file);
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     const auto loss = recorded(chain, &offload);
     while (file->statistics().queued_bytes > 0) usleep(1000);
     chain.backward(loss);
@@ -248,14 +250,14 @@ TEST(OffloadTest, AFullDiskIsAnErrorOfTheForwardOrTheBackward) {
   EXPECT_EQ(Region::alive(), 0);
 }
 
-TEST(OffloadTest, ACutFileIsAnErrorOfTheBackward) {
+TEST(OffloadTest, ATruncatedFileIsAnErrorOfTheBackward) {
   const Chain chain;
   const auto file = std::make_shared<OffloadFile>();
   const Offload offload(file);
   const auto loss = recorded(chain, &offload);
   file->drain();
   ASSERT_EQ(ftruncate(file->descriptor(), 0), 0);
-  EXPECT_TRUE(says(error_of([&] { chain.backward(loss); }), "the file ends before that"));
+  EXPECT_TRUE(says(error_message_of([&] { chain.backward(loss); }), "the file ends before that"));
   compat::flush_failed_backward();
 }
 

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/memory/random_program.h"
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"
 #include "fleet/memory/recompute.h"
 
@@ -26,7 +27,7 @@ struct SquarePlus : torch::autograd::Function<SquarePlus> {
   }
 };
 
-// Saves something it made on the way.
+// Saves an intermediate value.
 struct Wave : torch::autograd::Function<Wave> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x) {
     const auto inner = x.cos();
@@ -63,7 +64,7 @@ const std::vector<std::string> kKinds = {
     "embedding",   "index_put_", "unbind",      "sdpa",       "conv",       "norm",
     "unsqueeze_",  "raw",        "expand",      "leaf",       "dropout_",   "lerp_",
     "copy_",       "as_strided", "out",         "addmm",      "buffer",     "zero_row_",
-    "mark",        "stretch",    "bf16",        "double",     "complex",    "channels_last",
+    "checkpoint",  "recompute",  "bf16",        "double",     "complex",    "channels_last",
     "empty",       "sparse",     "generator",   "gradient",   "from_blob",  "renorm_",
     "mkldnn"};
 
@@ -113,7 +114,7 @@ void RandomProgram::reset() {
 
 std::vector<RandomProgram::Step> RandomProgram::draw(int steps, int depth) {
   std::vector<Step> result;
-  // Ops in place make most programs one that autograd refuses, so there are few of them.
+  // In-place ops make autograd reject most programs, so there are few of them.
   const auto is_rare = [](const std::string& name) { return name.ends_with("_") || name == "out"; };
   for (int i = 0; i < steps; ++i) {
     Step step;
@@ -121,14 +122,14 @@ std::vector<RandomProgram::Step> RandomProgram::draw(int steps, int depth) {
       step.kind = static_cast<int>(random_() % kKinds.size());
     } while (is_rare(kKinds[static_cast<size_t>(step.kind)]) && random_() % 3 != 0);
     const auto& name = kKinds[static_cast<size_t>(step.kind)];
-    if (name == "stretch" && depth >= 2) continue;
+    if (name == "recompute" && depth >= 2) continue;
     step.a = static_cast<int>(random_() % 4);
     step.b = static_cast<int>(random_() % 7);
     step.c = static_cast<int>(random_() % 7);
     step.x = static_cast<double>(random_() % 1000) / 1000;
-    if (name == "stretch") step.inner = draw(2 + static_cast<int>(random_() % 8), depth + 1);
+    if (name == "recompute") step.inner = draw(2 + static_cast<int>(random_() % 8), depth + 1);
     result.push_back(std::move(step));
-    if (random_() % 8 == 0) result.push_back({.kind = kind_of("mark")});
+    if (random_() % 8 == 0) result.push_back({.kind = kind_of("checkpoint")});
   }
   return result;
 }
@@ -138,7 +139,7 @@ Tensor& RandomProgram::pick(std::vector<Tensor>& pool, int place) const {
 }
 
 torch::Tensor RandomProgram::forward(bool with_recompute) {
-  marks_ = 0;
+  checkpoints_ = 0;
   std::vector<Tensor> pool{data_.clone(), parameters_[0] * 1, data_ + parameters_[1]};
   run(steps_, pool, with_recompute);
   auto loss = pool.back().tanh().sum();
@@ -162,11 +163,11 @@ void RandomProgram::run(const Step& step, std::vector<Tensor>& pool, bool with_r
   const auto c = pick(pool, step.c);
   const auto& weight = parameters_[static_cast<size_t>(step.b) % 4];
   Tensor r;
-  if (is("mark")) {
-    checkpoint(a, format("mark.{}", marks_++));
+  if (is("checkpoint")) {
+    checkpoint(a, format("mark.{}", checkpoints_++));
     return;
   }
-  if (is("stretch")) {
+  if (is("recompute")) {
     if (!with_recompute) return run(step.inner, pool, false);
     return recompute([&] { run(step.inner, pool, true); });
   }
@@ -189,7 +190,7 @@ void RandomProgram::run(const Step& step, std::vector<Tensor>& pool, bool with_r
   if (is("relu_")) r = a.relu_();
   if (is("add_")) r = a.add_(b, 0.5);
   if (is("mul_scalar_")) r = a.mul_(0.5 + step.x);
-  // By itself: LibTorch leaks the graph of x.mul_(x) when its backward is refused.
+  // By itself: LibTorch leaks the graph of x.mul_(x) when its backward throws.
   if (is("mul_")) r = a.mul_(a.is_alias_of(b) ? b.detach() : b);
   if (is("tanh_")) r = (a * 0.7).tanh_();
   if (is("t")) r = a.t();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,11 @@
 
 namespace fleet::testing {
 
-/// A small program drawn at random: chains, skips, branches, views, in-place ops, random numbers,
-/// buffers, parts without gradient, custom functions, gradients taken on the way, sparse, complex
+/// A small random program: chains, skips, branches, views, in-place ops, random numbers,
+/// buffers, steps without gradient, custom functions, gradients inside the forward, sparse, complex
 /// and empty tensors; in float, double or bf16. The same number gives the same program.
-/// Marks (`fleet::checkpoint`) and stretches (`fleet::recompute`) are part of it, and do nothing
-/// unless somebody makes something of them.
+/// Calls of `fleet::checkpoint` and `fleet::recompute` are part of it, and do nothing unless a
+/// policy cuts or `with_recompute` is set.
 class RandomProgram {
  public:
   explicit RandomProgram(uint64_t number);
@@ -24,8 +25,8 @@ class RandomProgram {
   torch::Tensor forward(bool with_recompute);
   std::vector<torch::Tensor> parameters() const { return parameters_; }
   std::vector<torch::Tensor> buffers() const { return buffers_; }
-  /// What its own generator draws next.
-  torch::Tensor next_draw() { return torch::rand({4}, generator_, torch::TensorOptions()); }
+  /// The next numbers of its own generator.
+  torch::Tensor next_numbers() { return torch::rand({4}, generator_, torch::TensorOptions()); }
   std::string text() const;
 
  private:
@@ -33,7 +34,7 @@ class RandomProgram {
     int kind = 0;
     int a = 0, b = 0, c = 0;  // operands: places in the pool, counted back from its end
     double x = 0;
-    std::vector<Step> inner;  // of a stretch
+    std::vector<Step> inner;  // of a call of recompute
   };
   std::vector<Step> draw(int steps, int depth);
   void run(const std::vector<Step>& steps, std::vector<torch::Tensor>& pool, bool with_recompute);
@@ -50,7 +51,7 @@ class RandomProgram {
   std::vector<Step> steps_;
   std::vector<torch::Tensor> parameters_, buffers_, start_;
   torch::Tensor data_, indices_;
-  int marks_ = 0;
+  int checkpoints_ = 0;
 };
 
 }  // namespace fleet::testing

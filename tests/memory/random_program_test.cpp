@@ -1,4 +1,5 @@
-// Random programs, recomputed in every way there is, against plain autograd: bit for bit.
+// SPDX-License-Identifier: Apache-2.0
+// Random programs under every policy, against plain autograd: bit for bit.
 
 #include "tests/memory/random_program.h"
 
@@ -9,11 +10,12 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/memory/away_memory.h"
-#include "fleet/memory/plan.h"
-#include "fleet/memory/policies.h"
-#include "fleet/memory/region.h"
-#include "fleet/memory/replay.h"
+#include "fleet/core/torch/interception.h"
+#include "fleet/memory/offload/offloaded_storage.h"
+#include "fleet/memory/plan/plan.h"
+#include "fleet/memory/replay/region.h"
+#include "fleet/memory/replay/replay.h"
+#include "fleet/memory/tape/policies.h"
 
 namespace fleet::testing {
 namespace {
@@ -24,10 +26,10 @@ using memory::TapePolicy;
 using memory::TapeScope;
 using torch::Tensor;
 
-// Cuts at every mark, and treats segments as told.
-class AtMarks : public TapePolicy {
+// Cuts at every checkpoint; all segments have the given treatment.
+class AtCheckpoints : public TapePolicy {
  public:
-  explicit AtMarks(Treatment treatment) : treatment_(treatment) {}
+  explicit AtCheckpoints(Treatment treatment) : treatment_(treatment) {}
   bool cut_at(std::string_view /*name*/) override { return true; }
   Treatment treatment(int segment) override {
     return treatment_ == Treatment::kKeep && segment % 2 == 1 ? Treatment::kDrop : treatment_;
@@ -37,19 +39,19 @@ class AtMarks : public TapePolicy {
   Treatment treatment_;
 };
 
-// Nothing is recomputed; of three segments two leave.
-class KeptElsewhere final : public AtMarks {
+// Nothing is recomputed; two of three segments are offloaded.
+class KeptAndOffloaded final : public AtCheckpoints {
  public:
-  KeptElsewhere() : AtMarks(Treatment::kDropAtOnce) {}
+  KeptAndOffloaded() : AtCheckpoints(Treatment::kEvictEagerly) {}
   Treatment treatment(int /*segment*/) override { return Treatment::kKeep; }
-  bool sends_out(int segment) override { return segment % 3 != 1; }
+  bool offloads(int segment) override { return segment % 3 != 1; }
 };
 
-// Values that cheap ops made are rebuilt one by one; segments at marks are kept or dropped.
-class OneByOne final : public AtMarks {
+// Results of some ops are recomputed selectively; segments at checkpoints are kept or dropped.
+class Selective final : public AtCheckpoints {
  public:
-  explicit OneByOne(Treatment treatment, bool all) : AtMarks(treatment), all_(all) {}
-  bool rebuilds_results_of(const OpRecord& op) override {
+  explicit Selective(Treatment treatment, bool all) : AtCheckpoints(treatment), all_(all) {}
+  bool recomputes_results_of(const OpRecord& op) override {
     return all_ || (std::hash<std::string>()(op.traits->name) % 3 != 0);
   }
 
@@ -57,7 +59,7 @@ class OneByOne final : public AtMarks {
   bool all_;
 };
 
-// The names of a forward's ops, which a plan goes by.
+// The names of a forward's ops, which a plan needs.
 class Names final : public TapePolicy {
  public:
   bool cut_before_op(const Tape& /*tape*/, const memory::OpTraits& op) override {
@@ -71,12 +73,12 @@ class Names final : public TapePolicy {
 
 using MakePolicy = std::function<std::unique_ptr<TapePolicy>()>;
 
-struct Way {
+struct Variant {
   std::string name;
   MakePolicy policy;  // null: plain
   bool with_recompute = false;
   bool with_offload = false;
-  bool with_plan = false;  // drawn for the program
+  bool with_plan = false;  // a random one for the program
 };
 
 // How often and where a program is run.
@@ -92,7 +94,7 @@ struct Course {
   bool twice;            // the gradient's gradient is taken
 };
 
-// Whatever can leave does, and is on disk before the forward goes on.
+// Everything that can be offloaded is, and is on disk before the forward continues.
 const memory::Offload& offload() {
   static const auto* const to_file = [] {
     auto* offload = new memory::Offload(
@@ -109,26 +111,26 @@ std::function<std::unique_ptr<TapePolicy>()> make(Args... args) {
   return [=] { return std::make_unique<P>(args...); };
 }
 
-const std::vector<Way>& ways() {
+const std::vector<Variant>& variants() {
   using enum TapePolicy::Treatment;
-  static const std::vector<Way> all = {
+  static const std::vector<Variant> all = {
       {"keep all", make<memory::KeepAll>()},
-      {"segments at marks", make<AtMarks>(kDrop)},
-      {"segments at marks, at once", make<AtMarks>(kDropAtOnce)},
-      {"every second segment", make<AtMarks>(kKeep)},
+      {"segments at checkpoints", make<AtCheckpoints>(kDrop)},
+      {"segments at checkpoints, eagerly", make<AtCheckpoints>(kEvictEagerly)},
+      {"every second segment", make<AtCheckpoints>(kKeep)},
       {"automatic cuts", make<memory::AutomaticCuts>(500, 1)},
       {"automatic cuts, many alive", make<memory::AutomaticCuts>(2000, 4)},
-      {"one by one, all", make<OneByOne>(kKeep, true)},
-      {"one by one, some", make<OneByOne>(kKeep, false)},
-      {"one by one in segments", make<OneByOne>(kDrop, false)},
-      {"one by one in segments, at once", make<OneByOne>(kDropAtOnce, false)},
+      {"selective, all", make<Selective>(kKeep, true)},
+      {"selective, some", make<Selective>(kKeep, false)},
+      {"selective in segments", make<Selective>(kDrop, false)},
+      {"selective in segments, eagerly", make<Selective>(kEvictEagerly, false)},
       {"recompute()", nullptr, true},
-      {"recompute() in segments", make<AtMarks>(kDrop), true},
-      {"recompute(), one by one", make<OneByOne>(kKeep, false), true},
-      {"offload", make<AtMarks>(kDrop), false, true},
-      {"offload, recompute() in every second segment", make<AtMarks>(kKeep), true, true},
-      {"offload, one by one in segments", make<OneByOne>(kDrop, false), false, true},
-      {"offload, everything kept", make<KeptElsewhere>(), false, true},
+      {"recompute() in segments", make<AtCheckpoints>(kDrop), true},
+      {"recompute(), selective", make<Selective>(kKeep, false), true},
+      {"offload", make<AtCheckpoints>(kDrop), false, true},
+      {"offload, recompute() in every second segment", make<AtCheckpoints>(kKeep), true, true},
+      {"offload, selective in segments", make<Selective>(kDrop, false), false, true},
+      {"offload, everything kept", make<KeptAndOffloaded>(), false, true},
       {"offload, automatic cuts", make<memory::AutomaticCuts>(500, 2), false, true},
       {.name = "plan", .with_plan = true},
       {.name = "plan, recompute()", .with_recompute = true, .with_plan = true},
@@ -138,9 +140,9 @@ const std::vector<Way>& ways() {
 }
 
 struct Outcome {
-  bool refused = false;
+  bool rejected = false;
   std::string why;
-  std::vector<Tensor> tensors;  // loss, gradients, buffers, and what the generator draws next
+  std::vector<Tensor> tensors;  // loss, gradients, buffers, and the generator's next numbers
 };
 
 // A plan of random cuts, for a program whose forward has these ops.
@@ -151,19 +153,19 @@ MakePolicy draw_plan(RandomProgram& program, int number) {
   try {
     TapeScope scope(names);
     program.forward(/*with_recompute=*/false);
-  } catch (const std::exception&) {  // a program that LibTorch refuses
+  } catch (const std::exception&) {  // a program that LibTorch rejects
   }
   std::mt19937_64 random(static_cast<uint64_t>(number));
   memory::Plan plan{.ops = names.names};
   const auto draw_segment = [&](int op) {
     return memory::Plan::Segment{
-        .first_op = op, .is_dropped = random() % 2 == 0, .is_sent_out = random() % 2 == 0};
+        .first_op = op, .is_dropped = random() % 2 == 0, .is_offloaded = random() % 2 == 0};
   };
   plan.segments.push_back(draw_segment(0));
   for (int op = 1; op < static_cast<int>(plan.ops.size()); ++op) {
     if (random() % 4 == 0) plan.segments.push_back(draw_segment(op));
   }
-  for (size_t op = 0; op < plan.ops.size(); ++op) plan.rebuilt.push_back(random() % 3 == 0);
+  for (size_t op = 0; op < plan.ops.size(); ++op) plan.recomputed.push_back(random() % 3 == 0);
   const auto shared = std::make_shared<const memory::Plan>(std::move(plan));
   return [shared] { return std::make_unique<memory::PlannedPolicy>(shared); };
 }
@@ -192,7 +194,7 @@ void on_another_thread(const std::function<void()>& work) {
   if (error) std::rethrow_exception(error);
 }
 
-Outcome train(RandomProgram& program, const Way* way, const MakePolicy& plan,
+Outcome train(RandomProgram& program, const Variant* variant, const MakePolicy& plan,
               const Course& course) {
   Outcome outcome;
   program.reset();
@@ -200,12 +202,12 @@ Outcome train(RandomProgram& program, const Way* way, const MakePolicy& plan,
   std::vector<Tensor> losses;
   try {
     for (int i = 0; i < course.graphs; ++i) {
-      if (way && (way->policy || way->with_plan)) {
-        const auto policy = way->with_plan ? plan() : way->policy();
-        TapeScope scope(*policy, way->with_offload ? &offload() : nullptr);
-        losses.push_back(program.forward(way->with_recompute));
+      if (variant && (variant->policy || variant->with_plan)) {
+        const auto policy = variant->with_plan ? plan() : variant->policy();
+        TapeScope scope(*policy, variant->with_offload ? &offload() : nullptr);
+        losses.push_back(program.forward(variant->with_recompute));
       } else {
-        losses.push_back(program.forward(way && way->with_recompute));
+        losses.push_back(program.forward(variant && variant->with_recompute));
       }
     }
     const auto backward = [&] {
@@ -213,7 +215,7 @@ Outcome train(RandomProgram& program, const Way* way, const MakePolicy& plan,
     };
     course.on_other_thread ? on_another_thread(backward) : backward();
   } catch (const std::exception& error) {
-    outcome.refused = true;
+    outcome.rejected = true;
     outcome.why = error.what();
     losses.clear();
     compat::flush_failed_backward();
@@ -225,7 +227,7 @@ Outcome train(RandomProgram& program, const Way* way, const MakePolicy& plan,
   }
   for (const auto& buffer : program.buffers()) outcome.tensors.push_back(buffer.clone());
   outcome.tensors.push_back(torch::rand({4}));
-  outcome.tensors.push_back(program.next_draw());
+  outcome.tensors.push_back(program.next_numbers());
   return outcome;
 }
 
@@ -239,45 +241,45 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 
 class RandomPrograms : public ::testing::TestWithParam<int> {};
 
-// Each of these runs its share of the programs; FLEET_PROGRAMS sets how many there are in all.
-constexpr int kShares = 16;
+// Each of these runs one chunk of the programs; FLEET_PROGRAMS sets how many there are in all.
+constexpr int kChunks = 16;
 
 TEST_P(RandomPrograms, EqualPlain) {
-  const char* wish = std::getenv("FLEET_PROGRAMS");
-  const int programs = wish ? std::atoi(wish) : 1600;
+  const char* wanted = std::getenv("FLEET_PROGRAMS");
+  const int programs = wanted ? std::atoi(wanted) : 1600;
   const char* only = std::getenv("FLEET_PROGRAM");
   at::set_num_threads(1);
-  int accepted = 0, refused = 0, runs = 0, unseen_writes = 0, leaky = 0;
+  int accepted = 0, rejected = 0, runs = 0, unseen_writes = 0, leaky = 0;
   static int64_t leaked = 0;
   const auto before = memory::replay_totals();
   const auto read_before = offload().file->statistics().bytes_read;
-  for (int number = GetParam(); number < programs; number += kShares) {
+  for (int number = GetParam(); number < programs; number += kChunks) {
     if (only && number != std::atoi(only)) continue;
     RandomProgram program(static_cast<uint64_t>(number));
     const Course course(number);
     const auto plan = draw_plan(program, number);
     const auto plain = train(program, nullptr, plan, course);
-    plain.refused ? ++refused : ++accepted;
-    for (const auto& way : ways()) {
-      const auto ours = train(program, &way, plan, course);
+    plain.rejected ? ++rejected : ++accepted;
+    for (const auto& variant : variants()) {
+      const auto ours = train(program, &variant, plan, course);
       ++runs;
-      const bool has_tape = way.policy || way.with_plan;
+      const bool has_tape = variant.policy || variant.with_plan;
       ASSERT_EQ(ours.why.find("internal error"), std::string::npos)
-          << "program " << number << ", " << way.name << "\n"
+          << "program " << number << ", " << variant.name << "\n"
           << ours.why << "\n"
           << program.text();
-      // Without a tape around it, recompute() cannot see writes to its inputs after it: it says so.
+      // Without a tape around it, recompute() cannot see writes to its inputs after it: it throws.
       if (!has_tape && ours.why.find("changed in place after the forward") != std::string::npos) {
         ++unseen_writes;
         continue;
       }
-      ASSERT_EQ(ours.refused, plain.refused)
-          << "program " << number << ", " << way.name << "\nplain: " << plain.why
+      ASSERT_EQ(ours.rejected, plain.rejected)
+          << "program " << number << ", " << variant.name << "\nplain: " << plain.why
           << "\nours: " << ours.why << "\n"
           << program.text();
       for (size_t i = 0; i < plain.tensors.size(); ++i) {
         ASSERT_TRUE(same_bits(ours.tensors[i], plain.tensors[i]))
-            << "program " << number << ", " << way.name << ", tensor " << i << "\n"
+            << "program " << number << ", " << variant.name << ", tensor " << i << "\n"
             << plain.tensors[i] << "\n"
             << ours.tensors[i] << "\n"
             << program.text();
@@ -287,28 +289,28 @@ TEST_P(RandomPrograms, EqualPlain) {
         leaked = memory::Region::alive();
         ++leaky;
       }
-      ASSERT_EQ(memory::Region::alive(), leaked)
-          << "program " << number << ", " << way.name << (plain.refused ? ", refused" : "") << "\n"
-          << program.text();
+      ASSERT_EQ(memory::Region::alive(), leaked) << "program " << number << ", " << variant.name
+                                                 << (plain.rejected ? ", rejected" : "") << "\n"
+                                                 << program.text();
     }
   }
   const auto after = memory::replay_totals();
   RecordProperty("accepted", accepted);
-  RecordProperty("refused", refused);
-  std::cout << accepted << " programs accepted, " << refused << " refused, " << runs << " runs, "
-            << after.rebuilds - before.rebuilds << " rebuilds, " << after.ops - before.ops
-            << " ops replayed, " << after.stopped_early - before.stopped_early
-            << " of them stopped early\n";
+  RecordProperty("rejected", rejected);
+  std::cout << accepted << " programs accepted, " << rejected << " rejected, " << runs << " runs, "
+            << after.recomputations - before.recomputations << " recomputations, "
+            << after.ops - before.ops << " ops replayed, "
+            << after.stopped_early - before.stopped_early << " of them stopped early\n";
   if (!only) {
-    EXPECT_GT(accepted, refused / 2);
-    EXPECT_LE(unseen_writes, programs / kShares / 10);
-    EXPECT_LE(leaky, programs / kShares / 50);
-    EXPECT_GT(after.rebuilds - before.rebuilds, runs);
+    EXPECT_GT(accepted, rejected / 2);
+    EXPECT_LE(unseen_writes, programs / kChunks / 10);
+    EXPECT_LE(leaky, programs / kChunks / 50);
+    EXPECT_GT(after.recomputations - before.recomputations, runs);
     EXPECT_GT(offload().file->statistics().bytes_read - read_before, 64 * accepted);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shares, RandomPrograms, ::testing::Range(0, kShares));
+INSTANTIATE_TEST_SUITE_P(Chunks, RandomPrograms, ::testing::Range(0, kChunks));
 
 }  // namespace
 }  // namespace fleet::testing

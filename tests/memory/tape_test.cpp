@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models as LibTorch users write them, not one line changed, against plain autograd: bit for bit.
 
-#include "fleet/memory/tape.h"
+#include "fleet/memory/tape/tape.h"
 
 #include <functional>
 
@@ -9,33 +10,34 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "fleet/core/format.h"
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/torch/interception.h"
+#include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/checkpoint.h"
-#include "fleet/memory/policies.h"
 #include "fleet/memory/recompute.h"
-#include "fleet/memory/replay_rules.h"
+#include "fleet/memory/replay/replay_rules.h"
+#include "fleet/memory/tape/policies.h"
 
 #include "tests/support/error_of.h"
 
 namespace fleet::memory {
 namespace {
 
-using fleet::testing::error_of;
+using fleet::testing::error_message_of;
 using torch::Tensor;
 namespace nn = torch::nn;
 
 constexpr double kMiB = 1024.0 * 1024.0;
 
 struct Result {
-  std::vector<Tensor> tensors;  // loss, gradients, buffers, what the generator draws next
+  std::vector<Tensor> tensors;  // loss, gradients, buffers, the generator's next numbers
   double held = 0;              // MiB between forward and backward
   TapeReport report;
 };
 
 MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
 
-// Everything that one step of `net` leaves behind.
+// Everything that one step of `net` computes.
 Result step(nn::Module& net, const std::function<Tensor()>& loss, TapePolicy* policy,
             int forwards = 1) {
   std::vector<Tensor> buffers;
@@ -94,7 +96,7 @@ class StockModels : public ::testing::Test {
     AutomaticCuts cuts(64 << 10, 1);
     const auto ours = step(net, loss, &cuts);
     expect_equal(ours, plain);
-    EXPECT_GT(ours.report.given_up, 0);
+    EXPECT_GT(ours.report.evicted, 0);
     EXPECT_LT(ours.held, at_most * plain.held) << "plain holds " << plain.held << " MiB";
     KeepAll keep;
     expect_equal(step(net, loss, &keep), plain);
@@ -220,16 +222,16 @@ TEST_F(StockModels, AutocastAndEmbeddings) {
       0.5);
 }
 
-TEST_F(StockModels, MasksWaitAsBitsWhetherOrNotTheirInputsAreThere) {
+TEST_F(StockModels, MasksAreKeptAsBitsWhetherOrNotTheirInputsAreKept) {
   class MasksAsBits final : public TapePolicy {
    public:
     Treatment treatment(int /*segment*/) override { return Treatment::kKeep; }
-    bool rebuilds_results_of(const OpRecord& op) override {
+    bool recomputes_results_of(const OpRecord& op) override {
       return op.traits->name == "aten::dropout";
     }
   };
-  // Nobody keeps what the first dropout reads; the second reads what tanh saves, so that its result
-  // can be made again too.
+  // The input of the first dropout is not kept; the second reads what tanh saves, so that its
+  // result can be recomputed too.
   nn::Sequential net(nn::Linear(64, 256), nn::Dropout(0.3), nn::Linear(256, 256), nn::Tanh(),
                      nn::Dropout(0.1), nn::Linear(256, 16));
   const auto input = torch::randn({512, 64});
@@ -314,10 +316,10 @@ TEST_F(StockModels, CheckpointsCutWhereTheyAreNamed) {
   EXPECT_LT(each.held, half.held);
   EXPECT_LT(half.held, plain.held);
   NamedCuts none({});
-  EXPECT_EQ(step(*net, loss, &none).report.given_up, 0);
+  EXPECT_EQ(step(*net, loss, &none).report.evicted, 0);
 }
 
-TEST_F(StockModels, OutOfMemoryInAReplayLeavesNothingBehind) {
+TEST_F(StockModels, OutOfMemoryInAReplayLeaksNothing) {
   nn::Sequential net;
   for (int i = 0; i < 6; ++i) {
     net->push_back(nn::Linear(128, 128));
@@ -357,7 +359,7 @@ Tensor moody(const Tensor& x) {
   return ++g_calls % 2 ? torch::sin(x) : torch::sin(x).narrow(0, 0, 1);
 }
 
-TEST_F(StockModels, AnOpThatBehavesOtherwiseIsNamed) {
+TEST_F(StockModels, AnOpWithHiddenStateIsNamed) {
   static const auto library = [] {
     torch::Library tests(torch::Library::FRAGMENT, "fleet_tests", std::nullopt, __FILE__, __LINE__);
     tests.def("moody(Tensor x) -> Tensor", [](const Tensor& x) { return moody(x); });
@@ -372,16 +374,16 @@ TEST_F(StockModels, AnOpThatBehavesOtherwiseIsNamed) {
     const auto y = recompute([&](const Tensor& z) { return torch::exp(op.call(z * 2)); }, x);
     y.sum().backward();
   };
-  const auto text = error_of([&] { run(); });
+  const auto text = error_message_of([&] { run(); });
   EXPECT_NE(text.find("fleet_tests::moody"), std::string::npos) << text;
-  EXPECT_NE(text.find("when it ran again"), std::string::npos) << text;
+  EXPECT_NE(text.find("when it was replayed"), std::string::npos) << text;
   EXPECT_NE(text.find("never_replay"), std::string::npos) << text;
   compat::flush_failed_backward();
   never_replay({"fleet_tests::moody"});
-  EXPECT_EQ(error_of([&] { run(); }), "");
+  EXPECT_EQ(error_message_of([&] { run(); }), "");
 }
 
-TEST_F(StockModels, WhatAutogradRefusesIsRefused) {
+TEST_F(StockModels, WhatAutogradRejectsIsRejected) {
   const auto x = torch::randn({64, 64}, torch::requires_grad());
   AutomaticCuts cuts(1, 4);
   Tensor loss;
@@ -392,7 +394,7 @@ TEST_F(StockModels, WhatAutogradRefusesIsRefused) {
     y.add_(1);  // exp needs its result
     loss = (z * z).sum() + y.sum();
   }
-  const auto text = error_of([&] { loss.backward(); });
+  const auto text = error_message_of([&] { loss.backward(); });
   EXPECT_NE(text.find("modified by an inplace operation"), std::string::npos) << text;
   EXPECT_NE(text.find("aten::exp"), std::string::npos) << text;
   compat::flush_failed_backward();

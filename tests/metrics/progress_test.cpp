@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/metrics/progress.h"
 
 #include <fcntl.h>
@@ -178,14 +179,14 @@ TEST_F(ProgressOnATerminalTest, WritesPlainLinesToATerminalThatCannotErase) {
 TEST_F(ProgressTest, IsSilentOnOtherRanks) {
   const Channel pipe = Channel::pipe();
   {
-    Progress progress("work", 10, {.speaks = false, .plain_interval_s = 0, .fd = pipe.writer()});
+    Progress progress("work", 10, {.enabled = false, .plain_interval_s = 0, .fd = pipe.writer()});
     progress.advance(10);
     progress.print("a line");
   }
   EXPECT_EQ(pipe.text(), "");
 }
 
-TEST_F(ProgressTest, TellsRateAndTimeLeft) {
+TEST_F(ProgressTest, ShowsRateAndTimeLeft) {
   const ProgressFigures figures = {.label = "epoch 1/5",
                                    .unit = "samples",
                                    .note = "loss 0.41",

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/metrics/weighted_mean.h"
 
 #include <cmath>
@@ -11,7 +12,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 TEST(WeightedMeanTest, IsTheMeanOfTheWhole) {
   const auto values = torch::arange(10, torch::kFloat32);
@@ -42,9 +43,9 @@ TEST(WeightedMeanTest, EmptyBatchesDoNotCount) {
 
 TEST(WeightedMeanTest, RefusesWhatIsNoMean) {
   WeightedMean mean;
-  EXPECT_EQ(error_of([&] { mean.add(torch::zeros({3}), 1); }),
+  EXPECT_EQ(error_message_of([&] { mean.add(torch::zeros({3}), 1); }),
             "[metrics] a mean of 3 numbers\n  fix: give one number");
-  EXPECT_EQ(error_of([&] { mean.add(1.0, -2); }),
+  EXPECT_EQ(error_message_of([&] { mean.add(1.0, -2); }),
             "[metrics] a weight of -2\n  fix: give at least 0");
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small layers that the applications do not already hold against other libraries.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -9,6 +10,9 @@
 #include "fleet/ops/embedding.h"
 #include "fleet/ops/feed_forward.h"
 #include "fleet/ops/layer_norm.h"
+
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
 
 namespace fleet::ops {
 namespace {
@@ -55,6 +59,19 @@ TEST(BatchNorm2dTest, CountsBatchesAndUsesItsStatisticsInEvaluation) {
   norm->eval();
   EXPECT_GT(norm(x).mean().item<double>(), 1);  // the running mean has only begun to move
   EXPECT_EQ(norm->named_buffers()["num_batches_tracked"].item<int64_t>(), 1);
+}
+
+TEST(BatchNorm2dTest, OneValuePerChannelIsRefusedInTraining) {
+  BatchNorm2d norm(2);
+  EXPECT_TRUE(says(testing::error_message_of([&] {
+                     norm(torch::randn({1, 2, 1, 1}));
+                   }),
+                   "[batch_norm] one value per channel has no variance: the batch is [1, 2, 1, 1]",
+                   "fix: use larger images, or a batch size "));
+  norm = BatchNorm2d(2);
+  norm(torch::randn({1, 2, 2, 1}));
+  norm->eval();
+  EXPECT_TRUE(norm(torch::randn({1, 2, 1, 1})).isfinite().all().item<bool>());
 }
 
 TEST(ChannelsLastTest, LaysConvolutionsOutAndChangesNoValue) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // On the meta device, results and gradients have the sizes, strides and types that they have on the
 // CPU.
 #include <functional>

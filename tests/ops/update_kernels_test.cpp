@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/update_kernels.h"
 
 #include <cmath>

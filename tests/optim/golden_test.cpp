@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fleet's optimizers against numbers that PyTorch, Paddle, timm and torch_optimizer produced
 // (golden/generate.py), and for variants that run on no CPU, against their formulas.
 #include <fstream>

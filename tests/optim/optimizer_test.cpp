@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -14,7 +15,7 @@
 namespace fleet::optim {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 torch::nn::Sequential make_net() {
   torch::manual_seed(11);
@@ -160,14 +161,15 @@ TEST(OptimizerTest, LeavesUnusedSpansAlone) {
 
 TEST(OptimizerTest, RefusesOptionsThatMakeNoSenseAllAtOnce) {
   auto net = make_net();
-  EXPECT_NE(error_of([&] { SGD sgd(net, {.lr = -1}); }).find("the learning rate is -1"),
+  EXPECT_NE(error_message_of([&] { SGD sgd(net, {.lr = -1}); }).find("the learning rate is -1"),
             std::string::npos);
-  const auto text = error_of([&] { Adam adam(net, {.beta1 = 1, .epsilon = 0}); });
+  const auto text = error_message_of([&] { Adam adam(net, {.beta1 = 1, .epsilon = 0}); });
   EXPECT_NE(text.find("beta1 1 is outside [0, 1)"), std::string::npos) << text;
   EXPECT_NE(text.find("epsilon 0 is not above 0"), std::string::npos) << text;
-  EXPECT_NE(
-      error_of([&] { Momentum m(net, {.momentum = 0, .use_nesterov = true}); }).find("looks ahead"),
-      std::string::npos);
+  EXPECT_NE(error_message_of([&] {
+              Momentum m(net, {.momentum = 0, .use_nesterov = true});
+            }).find("looks ahead"),
+            std::string::npos);
 }
 
 }  // namespace

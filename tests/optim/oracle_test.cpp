@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every optimizer, step by step, against scalar loops in double precision.
 #include <cmath>
 #include <map>
@@ -66,7 +67,7 @@ torch::Tensor flat(const std::vector<torch::Tensor>& tensors) {
   return torch::cat(parts);
 }
 
-struct Run {
+struct FusedSlice {
   torch::ScalarType dtype = torch::kFloat;
   double max_grad_norm = 0;
   double gradient_scale = 1;
@@ -75,7 +76,7 @@ struct Run {
 };
 
 // With `pausing`: the last two are first used late, the others miss every third step, in turn.
-bool is_used(const Run& run, size_t span, int step) {
+bool is_used(const FusedSlice& run, size_t span, int step) {
   if (!run.pausing) return true;
   return span >= 4 ? step > 5 : (static_cast<size_t>(step) + span) % 3 != 0;
 }
@@ -83,7 +84,7 @@ bool is_used(const Run& run, size_t span, int step) {
 // Steps the optimizer and the oracle side by side, with a changing rate; gradients come from a
 // linear loss, so that they are exactly what the oracle is given.
 void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& make,
-                        const Setting& setting, const Rule& rule, const Run& run = {}) {
+                        const Setting& setting, const Rule& rule, const FusedSlice& run = {}) {
   auto net = std::make_shared<Net>(run.dtype);
   const auto optimizer = make(*net);
   std::map<std::string, Cell> cells;
@@ -137,7 +138,7 @@ void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& m
   }
 }
 
-const std::vector<Run> kRuns = {
+const std::vector<FusedSlice> kRuns = {
     {},
     {.dtype = torch::kDouble},
     {.max_grad_norm = 3},

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/recipe.h"
 
 #include <cmath>
@@ -11,10 +12,10 @@
 namespace fleet::optim {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 std::string refusal(std::string_view name, const RecipeOptions& options) {
-  return error_of([&] { recipe(name, options); });
+  return error_message_of([&] { recipe(name, options); });
 }
 
 TEST(RecipeTest, MlperfChoosesByBatch) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/schedule.h"
 
 #include <cmath>
@@ -12,7 +13,7 @@
 namespace fleet::optim {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -187,20 +188,20 @@ TEST(ScheduleTest, ScalesRatesWithTheBatch) {
 }
 
 TEST(ScheduleTest, RefusesAllThatMakesNoSenseAtOnce) {
-  EXPECT_EQ(error_of([] { linear({.lr = -1, .end_lr = kNan, .updates = 0}); }),
+  EXPECT_EQ(error_message_of([] { linear({.lr = -1, .end_lr = kNan, .updates = 0}); }),
             "[schedule] a linear schedule cannot be made of these options:\n"
             "  - lr is -1, not a finite number of at least 0\n"
             "  - end_lr is nan, not a finite number of at least 0\n"
             "  - updates is 0, below 1");
-  EXPECT_EQ(error_of([] { polynomial({.lr = 1, .power = 0, .updates = -3}); }),
+  EXPECT_EQ(error_message_of([] { polynomial({.lr = 1, .power = 0, .updates = -3}); }),
             "[schedule] a polynomial schedule cannot be made of these options:\n"
             "  - power is 0, not a finite number above 0\n"
             "  - updates is -3, below 1");
-  EXPECT_EQ(error_of([] { cosine({.lr = 1, .end_lr = -0.5, .updates = 0}); }),
+  EXPECT_EQ(error_message_of([] { cosine({.lr = 1, .end_lr = -0.5, .updates = 0}); }),
             "[schedule] a cosine schedule cannot be made of these options:\n"
             "  - end_lr is -0.5, not a finite number of at least 0\n"
             "  - updates is 0, below 1");
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(error_message_of([] {
               piecewise({.boundaries = {0, 20, 20}, .values = {0.1, -2}});
             }),
             "[schedule] a piecewise schedule cannot be made of these options:\n"
@@ -208,30 +209,33 @@ TEST(ScheduleTest, RefusesAllThatMakesNoSenseAtOnce) {
             "  - values[1] is -2, not a finite number of at least 0\n"
             "  - boundaries[0] is 0, below 1\n"
             "  - boundaries do not rise: 20 after 20");
-  EXPECT_EQ(error_of([] { exponential({.lr = 1, .gamma = -1, .every = 0}); }),
+  EXPECT_EQ(error_message_of([] { exponential({.lr = 1, .gamma = -1, .every = 0}); }),
             "[schedule] an exponential schedule cannot be made of these options:\n"
             "  - gamma is -1, not a finite number above 0\n"
             "  - every is 0, below 1");
-  EXPECT_EQ(error_of([] { inverse_sqrt({.lr = -1, .offset = 0}); }),
+  EXPECT_EQ(error_message_of([] { inverse_sqrt({.lr = -1, .offset = 0}); }),
             "[schedule] an inverse square root cannot be made of these options:\n"
             "  - lr is -1, not a finite number of at least 0\n"
             "  - offset is 0, below 1");
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(error_message_of([] {
               const auto then = linear({.lr = 1, .updates = 10});
               warmup(11, then, {.start_lr = -1, .shift = false});
             }),
             "[schedule] a warm-up cannot be made of these options:\n"
             "  - start_lr is -1, not a finite number of at least 0\n"
             "  - a warm-up of 11 updates leaves nothing of a schedule of 10");
-  EXPECT_EQ(error_of([] { linear_scaled(0.1, 0, -8); }),
+  EXPECT_EQ(error_message_of([] { linear_scaled(0.1, 0, -8); }),
             "[schedule] a linearly scaled rate cannot be made of these options:\n"
             "  - base_batch is 0, below 1\n"
             "  - batch is -8, below 1");
-  EXPECT_NE(error_of([] { sqrt_scaled(0.1, 0, 8); }).find("base_batch is 0"), std::string::npos);
-  EXPECT_NE(error_of([] { constant(-1); }).find("lr is -1"), std::string::npos);
-  EXPECT_NE(error_of([] { warmup(-1, constant(1)); }).find("updates is -1"), std::string::npos);
-  EXPECT_NE(error_of([] { Schedule("own", nullptr); }).find("rate is empty"), std::string::npos);
-  EXPECT_EQ(error_of([] { constant(1)(-1); }),
+  EXPECT_NE(error_message_of([] { sqrt_scaled(0.1, 0, 8); }).find("base_batch is 0"),
+            std::string::npos);
+  EXPECT_NE(error_message_of([] { constant(-1); }).find("lr is -1"), std::string::npos);
+  EXPECT_NE(error_message_of([] { warmup(-1, constant(1)); }).find("updates is -1"),
+            std::string::npos);
+  EXPECT_NE(error_message_of([] { Schedule("own", nullptr); }).find("rate is empty"),
+            std::string::npos);
+  EXPECT_EQ(error_message_of([] { constant(1)(-1); }),
             "[schedule] there is no update -1\n  fix: the first update is 0");
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/adaptive_interval.h"
 
 #include <limits>
@@ -10,7 +11,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 int next(AdaptiveInterval& interval, double loss, double lr) {
   interval.observe({.loss = loss, .updates = 1, .lr = lr});
@@ -79,9 +80,11 @@ TEST(AdaptiveIntervalTest, ItsStateIsAllThereIs) {
 }
 
 TEST(AdaptiveIntervalTest, RefusesAnIntervalOutOfItsLimits) {
-  EXPECT_TRUE(says(error_of([] { AdaptiveInterval({.init_k_steps = 20, .max_k_steps = 16}); }),
-                   "cannot begin at 20 and stay between 1 and 16"));
-  EXPECT_TRUE(says(error_of([] { AdaptiveInterval({.loss_smoothing = 1.0}); }), "outside [0, 1)"));
+  EXPECT_TRUE(
+      says(error_message_of([] { AdaptiveInterval({.init_k_steps = 20, .max_k_steps = 16}); }),
+           "cannot begin at 20 and stay between 1 and 16"));
+  EXPECT_TRUE(
+      says(error_message_of([] { AdaptiveInterval({.loss_smoothing = 1.0}); }), "outside [0, 1)"));
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/data_parallel.h"
 
 #include <latch>
@@ -11,7 +12,7 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
-#include "fleet/core/stop_request.h"
+#include "fleet/core/process/stop_request.h"
 
 #include "tests/support/count_down.h"
 #include "tests/support/thread_ranks.h"
@@ -19,11 +20,11 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using testing::run_ranks;
 
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(uint64_t seed, bool double_head = false) {
+  explicit NetImpl(uint64_t seed, bool double_metadata = false) {
     static std::mutex mutex;  // ranks are threads here, and the default generator is the process's
     const std::lock_guard lock(mutex);
     torch::manual_seed(seed);
@@ -33,7 +34,7 @@ struct NetImpl : torch::nn::Module {
     shared_again = register_module("shared_again", shared.ptr());
     spare = register_module("spare", torch::nn::Linear(8, 8));
     frozen = register_parameter("frozen", torch::ones({8}), /*requires_grad=*/false);
-    if (double_head) {
+    if (double_metadata) {
       scale = register_parameter("scale", torch::ones({1}, torch::kDouble));
     }
     register_buffer("counter", torch::tensor({static_cast<int64_t>(seed)}, torch::kLong));
@@ -69,8 +70,8 @@ std::map<std::string, torch::Tensor> gradients_of(const ModelHandle& model) {
 }
 
 // What one process computes for the mean of all ranks' losses.
-std::map<std::string, torch::Tensor> reference(int ranks, bool double_head) {
-  Net net(7, double_head);
+std::map<std::string, torch::Tensor> reference(int ranks, bool double_metadata) {
+  Net net(7, double_metadata);
   for (int rank = 0; rank < ranks; ++rank) (net->forward(sample(rank), true) / ranks).backward();
   return gradients_of(net);
 }
@@ -79,12 +80,12 @@ class DataParallelTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(DataParallelTest, GivesEveryRankTheMeanGradientBitForBitAlike) {
   const int ranks = GetParam();
-  for (const bool double_head : {false, true}) {
+  for (const bool double_metadata : {false, true}) {
     for (const double bucket_mb : {32.0, 0.0005}) {
       std::mutex mutex;
       std::vector<std::map<std::string, torch::Tensor>> seen;
       run_ranks(ranks, [&](const testing::Comm& comm) {
-        Net net(7 + static_cast<uint64_t>(comm->rank()), double_head);
+        Net net(7 + static_cast<uint64_t>(comm->rank()), double_metadata);
         ParameterArena arena(net);
         DataParallel parallel(
             arena, comm, {.fuse_grad_size_in_MB = bucket_mb, .last_comm_group_size_MB = 0.0001});
@@ -93,15 +94,15 @@ TEST_P(DataParallelTest, GivesEveryRankTheMeanGradientBitForBitAlike) {
         for (int step = 0; step < 2;
              ++step) {  // the second one must not see the first one's gradients
           arena.begin_window();
-          parallel.listen();
+          parallel.arm();
           (net->forward(sample(comm->rank()), true) / comm->size()).backward();
-          const auto head = parallel.wait();
-          EXPECT_EQ(head.weight, comm->size());
+          const auto metadata = parallel.wait();
+          EXPECT_EQ(metadata.weight, comm->size());
         }
         const std::lock_guard lock(mutex);
         seen.push_back(gradients_of(net));
       });
-      const auto expected = reference(ranks, double_head);
+      const auto expected = reference(ranks, double_metadata);
       for (const auto& gradients : seen) {
         ASSERT_EQ(gradients.size(), expected.size());
         for (const auto& [name, gradient] : gradients) {
@@ -122,7 +123,7 @@ TEST(DataParallelTest, CountsAParameterUsedOnOneRankOnlyAsZeroElsewhere) {
     DataParallel parallel(arena, comm, {});
     parallel.broadcast(net);
     arena.begin_window();
-    parallel.listen();
+    parallel.arm();
     (net->forward(sample(0), /*use_spare=*/comm->rank() == 1) / 2).backward();
     parallel.wait();
     EXPECT_GT(net->spare->weight.grad().abs().sum().item<float>(), 0);
@@ -139,15 +140,15 @@ TEST(DataParallelTest, AloneItSendsNothingAndKnowsItsOwnGradients) {
     parallel.broadcast(net);
     Net expected(7);
     expected->forward(sample(comm->rank()), true).backward();
-    parallel.set_alone(true);
+    parallel.set_no_sync(true);
     if (comm->rank() == 1) return;  // rank 0 does not wait for it
     arena.begin_window();
-    parallel.listen(/*weight=*/5, /*loss=*/2);
+    parallel.arm(/*weight=*/5, /*loss=*/2);
     net->forward(sample(comm->rank()), true).backward();
-    const auto head = parallel.wait();
-    EXPECT_EQ(head.ranks, 1);
-    EXPECT_EQ(head.weight, 5);
-    EXPECT_EQ(head.loss, 2);
+    const auto metadata = parallel.wait();
+    EXPECT_EQ(metadata.ranks, 1);
+    EXPECT_EQ(metadata.weight, 5);
+    EXPECT_EQ(metadata.loss, 2);
     EXPECT_TRUE(torch::equal(net->second->weight.grad(), expected->second->weight.grad()));
   });
 }
@@ -161,9 +162,9 @@ TEST(DataParallelTest, NamesParametersThatNoRankUses) {
     DataParallel parallel(arena, comm, {});
     parallel.broadcast(net);
     arena.begin_window();
-    parallel.listen();
+    parallel.arm();
     net->forward(sample(0), /*use_spare=*/false).backward();
-    const auto text = error_of([&] { parallel.wait(); });
+    const auto text = error_message_of([&] { parallel.wait(); });
     const std::lock_guard lock(mutex);
     errors.push_back(text);
   });
@@ -181,11 +182,11 @@ TEST(DataParallelTest, ReportsUnusedParametersWhenAsked) {
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {.find_unused_parameters = true});
     arena.begin_window();
-    parallel.listen();
+    parallel.arm();
     net->forward(sample(0), /*use_spare=*/false).backward();
-    const auto head = parallel.wait();
+    const auto metadata = parallel.wait();
     for (size_t i = 0; i < arena.spans().size(); ++i) {
-      EXPECT_EQ(head.used[i], arena.spans()[i].name.find("spare") == std::string::npos);
+      EXPECT_EQ(metadata.used[i], arena.spans()[i].name.find("spare") == std::string::npos);
     }
   });
 }
@@ -197,11 +198,11 @@ TEST(DataParallelTest, SendsHalvesWhenAskedAndStaysAlikeOnAllRanks) {
     DataParallel parallel(arena, comm, {.fp16_allreduce = true});
     parallel.broadcast(net);
     arena.begin_window();
-    parallel.listen(/*weight=*/3, /*loss=*/1e9);
+    parallel.arm(/*weight=*/3, /*loss=*/1e9);
     (net->forward(sample(comm->rank()), true) / 2).backward();
-    const auto head = parallel.wait();
-    EXPECT_EQ(head.weight, 6);
-    EXPECT_EQ(head.loss, 2e9);  // the head is never halved: 1e9 would be infinite
+    const auto metadata = parallel.wait();
+    EXPECT_EQ(metadata.weight, 6);
+    EXPECT_EQ(metadata.loss, 2e9);  // the head is never halved: 1e9 would be infinite
     const auto all = comm->all_gather(arena.groups()[0].gradients.contiguous(), "a check");
     EXPECT_TRUE(torch::equal(all[0], all[1]));
     const auto expected = reference(2, false);
@@ -218,7 +219,7 @@ TEST(DataParallelTest, RefusesModelsThatDiffer) {
     torch::nn::Sequential net(torch::nn::Linear(4, comm->rank() == 0 ? 3 : 5));
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {});
-    const auto text = error_of([&] { parallel.broadcast(net); });
+    const auto text = error_message_of([&] { parallel.broadcast(net); });
     const std::lock_guard lock(mutex);
     errors.push_back(text);
   });
@@ -269,11 +270,11 @@ TEST(DataParallelTest, HeadTellsEveryRankHowLongEachComputed) {
     std::latch rank_1_computes(1), rank_0_has_computed(1);
     run_ranks(2, [&](const testing::Comm& comm) {
       Net net(7);
-      ParameterArena arena(net, {.head_places = places});
+      ParameterArena arena(net, {.metadata_slots = places});
       DataParallel parallel(arena, comm, {});
       const auto backward = [&] {
         arena.begin_window();
-        parallel.listen();
+        parallel.arm();
         net->forward(sample(comm->rank()), true).backward();
       };
       backward();
@@ -307,7 +308,7 @@ TEST(DataParallelTest, HeadTellsEveryRankThatOneWasAskedToStop) {
     DataParallel parallel(arena, comm, {});
     const auto update = [&] {
       arena.begin_window();
-      parallel.listen();
+      parallel.arm();
       net->forward(sample(comm->rank()), true).backward();
       return parallel.wait().stop;
     };
@@ -316,7 +317,7 @@ TEST(DataParallelTest, HeadTellsEveryRankThatOneWasAskedToStop) {
     if (comm->rank() == 1) request_stop();
     comm->barrier("now one was");
     EXPECT_TRUE(update());
-    parallel.set_alone(true);
+    parallel.set_no_sync(true);
     EXPECT_FALSE(update()) << "what one rank knows alone is not agreed on";
   });
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/local_sgd.h"
 
 #include <mutex>
@@ -7,7 +8,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include "fleet/core/stop_request.h"
+#include "fleet/core/process/stop_request.h"
 
 #include "tests/support/says.h"
 #include "tests/support/thread_ranks.h"
@@ -16,7 +17,7 @@ namespace fleet {
 namespace {
 
 using testing::Comm;
-using testing::error_of;
+using testing::error_message_of;
 using testing::run_ranks;
 using testing::same_everywhere;
 
@@ -93,7 +94,7 @@ TEST(LocalSgdTest, RanksWeighWhatTheyLearnedFrom) {
     Rank rank(comm, {.k_steps = 2});
     const bool first = comm->rank() == 0;
     rank.step(first ? 1 : 5, {.weight = first ? 3.0 : 1.0, .loss = first ? 2.0 : 6.0});
-    // The other one skips an update, which counts but has no say.
+    // The other one skips an update, which counts with weight 0.
     const auto report =
         first ? rank.step(1, {.weight = 3, .loss = 2}) : rank.step(0, {.weight = 0, .loss = 1e9});
     EXPECT_TRUE(report.synced);
@@ -181,7 +182,8 @@ TEST(LocalSgdTest, DelayedAveragesArriveOneWindowLate) {
       average = (x[0] + x[1]) / 2;
       EXPECT_NEAR(rank.moved(), x[static_cast<size_t>(comm->rank())], 1e-4) << window;
     }
-    EXPECT_TRUE(says(error_of([&] { rank.local.state(); }), "a delayed average is under way"));
+    EXPECT_TRUE(
+        says(error_message_of([&] { rank.local.state(); }), "a delayed average is under way"));
     rank.local.sync();
     EXPECT_NEAR(rank.moved(), average, 1e-4);
     EXPECT_NEAR(rank.moved(), 16, 1e-4);
@@ -298,7 +300,7 @@ TEST(LocalSgdTest, ParametersOfLowPrecisionStayAlikeToo) {
 TEST(LocalSgdTest, RefusesWhatCannotBe) {
   run_ranks(1, [](const Comm& comm) {
     const auto error = [&](const LocalSgdOptions& options) {
-      return error_of([&] { Rank rank(comm, options); });
+      return error_message_of([&] { Rank rank(comm, options); });
     };
     EXPECT_TRUE(says(error({.k_steps = 0}), "k_steps is 0"));
     EXPECT_TRUE(says(error({.begin_step = 0}), "begin_step is 0"));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/outer_optimizer.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 torch::Tensor change_of(int window, int64_t numel) {
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(window) + 1);
@@ -74,9 +75,10 @@ TEST(OuterOptimizerTest, SlowMomentumAveragesWhereTheInnerRateIsZero) {
 TEST(OuterOptimizerTest, RefusesAStepThatGoesNowhere) {
   torch::nn::Linear net(5, 3);
   ParameterArena arena(net);
-  EXPECT_TRUE(
-      says(error_of([&] { OuterOptimizer(arena, {.rule = OuterRule::kNesterov, .momentum = 1}); }),
-           "lr 1 and momentum 1", "below 1"));
+  EXPECT_TRUE(says(error_message_of([&] {
+                     OuterOptimizer(arena, {.rule = OuterRule::kNesterov, .momentum = 1});
+                   }),
+                   "lr 1 and momentum 1", "below 1"));
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/parallel/sync_batch_norm.h"
 
 #include <mutex>
@@ -13,7 +14,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using testing::run_ranks;
 
 torch::Tensor whole_batch() {

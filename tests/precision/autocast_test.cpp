@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/autocast.h"
 
 #include <thread>
@@ -7,13 +8,15 @@
 #include <torch/library.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include "fleet/core/torch/interception.h"
+
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
 
 namespace fleet::precision {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 using torch::kBFloat16;
 using torch::kFloat;
 using torch::kHalf;
@@ -230,7 +233,7 @@ TEST(AutocastTest, SaysNothingWhenItReplacesAKernel) {
 }
 
 TEST(AutocastTest, RefusesAllThatIsWrongAtOnce) {
-  const auto text = error_of([] {
+  const auto text = error_message_of([] {
     const Autocast autocast({.dtype = kFloat,
                              .custom_white_list = {"softmx", "gelu", "relu_", "elementwise_add"},
                              .custom_black_list = {"gelu", "view", "zeros"}});

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/grad_scaler.h"
 
 #include <cmath>
@@ -19,7 +20,7 @@
 namespace fleet {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -177,11 +178,12 @@ TEST(GradScalerTest, ResumesBitExactly) {
       ASSERT_EQ(resumed.state(), whole.state());
     }
   }
-  EXPECT_TRUE(says(error_of([&] { resumed.set_state({.scale = kInf}); }), "state is damaged"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { resumed.set_state({.scale = kInf}); }), "state is damaged"));
 }
 
 TEST(GradScalerTest, RefusesAllBadOptionsAtOnce) {
-  const auto text = error_of([] {
+  const auto text = error_message_of([] {
     const GradScaler scaler({.init_loss_scaling = -1,
                              .incr_every_n_steps = 0,
                              .incr_ratio = 1,
@@ -191,7 +193,7 @@ TEST(GradScalerTest, RefusesAllBadOptionsAtOnce) {
   EXPECT_TRUE(says(text, "[grad_scaler] these options do not work", "init_loss_scaling: -1",
                    "incr_every_n_steps: 0", "incr_ratio: 1", "decr_ratio: 1.5",
                    "max_skips_in_a_row: 0"));
-  EXPECT_TRUE(says(error_of([] { const GradScaler scaler({.init_loss_scaling = 0.25f}); }),
+  EXPECT_TRUE(says(error_message_of([] { const GradScaler scaler({.init_loss_scaling = 0.25f}); }),
                    "init_loss_scaling 0.25 is below min_loss_scaling 1"));
 }
 
@@ -301,7 +303,7 @@ TEST(GradScalerTest, GivesUpAndNamesTheParameter) {
   };
   bad_window();
   bad_window();
-  EXPECT_TRUE(says(error_of(bad_window), "[grad_scaler] 3 updates in a row were skipped",
+  EXPECT_TRUE(says(error_message_of(bad_window), "[grad_scaler] 3 updates in a row were skipped",
                    "the gradient of parameter 'last.weight'", "The loss scale is 26214.4 now",
                    "fix: look for NaN in the samples"));
   EXPECT_EQ(scaler.skipped_total(), 3);
@@ -315,13 +317,14 @@ TEST(GradScalerTest, ABrokenWeightIsNoOverflow) {
     const torch::NoGradGuard no_grad;
     net.first->bias[0] = NAN;
   }
-  const auto text = error_of([&] { train_once(net, *optimizer, scaler, sample({2, 4})); });
+  const auto text = error_message_of([&] { train_once(net, *optimizer, scaler, sample({2, 4})); });
   EXPECT_TRUE(says(text, "parameter '#1' holds NaN or infinity", "no overflow of the loss scale",
                    "fix: go back to a snapshot"));
   GradScaler other;
   optimizer->zero_grad();
   other.scale(loss_of(net, sample({2, 4}))).backward();
-  EXPECT_TRUE(says(error_of([&] { other.unscale(net); }), "parameter 'first.bias' holds NaN"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { other.unscale(net); }), "parameter 'first.bias' holds NaN"));
 }
 
 TEST(GradScalerTest, ALoopOfOnesOwnLearnsTheNameToo) {
@@ -331,14 +334,14 @@ TEST(GradScalerTest, ALoopOfOnesOwnLearnsTheNameToo) {
   GradScaler scaler({.max_skips_in_a_row = 2});
   const auto parameters = [&] { return ModelHandle(net).parameters(); };
   scaler.update(true, parameters);
-  EXPECT_TRUE(says(error_of([&] { scaler.update(true, parameters); }), "2 updates in a row",
+  EXPECT_TRUE(says(error_message_of([&] { scaler.update(true, parameters); }), "2 updates in a row",
                    "'first.bias'"));
   {
     const torch::NoGradGuard no_grad;
     net.last->bias.fill_(kInf);
   }
   GradScaler fresh;
-  EXPECT_TRUE(says(error_of([&] { fresh.update(true, parameters); }),
+  EXPECT_TRUE(says(error_message_of([&] { fresh.update(true, parameters); }),
                    "parameter 'last.bias' holds NaN or infinity"));
 }
 
@@ -347,21 +350,22 @@ TEST(GradScalerTest, RefusesCallsInTheWrongOrder) {
   auto optimizer = make(Kind::kSgd, net);
   auto second = torch::optim::SGD({sample({1}).requires_grad_()}, 0.1);
   GradScaler scaler;
-  EXPECT_TRUE(says(error_of([&] { scaler.update(); }), "no gradient was unscaled"));
-  EXPECT_TRUE(says(error_of([&] { scaler.unscale(net); }), "none of 4 parameters has a gradient"));
+  EXPECT_TRUE(says(error_message_of([&] { scaler.update(); }), "no gradient was unscaled"));
+  EXPECT_TRUE(
+      says(error_message_of([&] { scaler.unscale(net); }), "none of 4 parameters has a gradient"));
 
   scaler.scale(loss_of(net, sample({2, 4}))).backward();
   scaler.scale((second.param_groups()[0].params()[0] * 2).sum()).backward();
   EXPECT_TRUE(scaler.unscale(net));
-  EXPECT_TRUE(says(error_of([&] { scaler.unscale(net); }), "unscale() is called twice"));
-  EXPECT_TRUE(says(error_of([&] { scaler.scale(torch::ones({})); }), "end every window"));
+  EXPECT_TRUE(says(error_message_of([&] { scaler.unscale(net); }), "unscale() is called twice"));
+  EXPECT_TRUE(says(error_message_of([&] { scaler.scale(torch::ones({})); }), "end every window"));
   EXPECT_TRUE(scaler.step(*optimizer));
-  EXPECT_TRUE(says(error_of([&] { scaler.step(*optimizer); }), "step() is called twice"));
-  EXPECT_TRUE(says(error_of([&] { scaler.step(second); }), "unscale() was not given"));
+  EXPECT_TRUE(says(error_message_of([&] { scaler.step(*optimizer); }), "step() is called twice"));
+  EXPECT_TRUE(says(error_message_of([&] { scaler.step(second); }), "unscale() was not given"));
   scaler.update();
 
   EXPECT_TRUE(scaler.step(*optimizer));
-  EXPECT_TRUE(says(error_of([&] { scaler.step(second); }), "a second optimizer steps"));
+  EXPECT_TRUE(says(error_message_of([&] { scaler.step(second); }), "a second optimizer steps"));
 }
 
 TEST(GradScalerTest, SeveralOptimizersSkipTogether) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/precision/low_precision_speed.h"
 
 #include <cmath>
@@ -13,7 +14,7 @@
 namespace fleet::precision {
 namespace {
 
-using testing::error_of;
+using testing::error_message_of;
 
 TEST(LowPrecisionSpeedTest, IsMeasuredOnce) {
   const int threads = at::get_num_threads();
@@ -46,7 +47,7 @@ TEST(LowPrecisionSpeedTest, WarnsExactlyWhereItWouldBeSlower) {
 }
 
 TEST(LowPrecisionSpeedTest, RefusesOtherTypes) {
-  EXPECT_TRUE(says(error_of([] { low_precision_slowdown(torch::kFloat); }),
+  EXPECT_TRUE(says(error_message_of([] { low_precision_slowdown(torch::kFloat); }),
                    "[amp] Float is no low precision"));
 }
 

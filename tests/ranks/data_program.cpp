@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What loaders hand out in a program that says nothing about ranks. The first argument says what it
 // does:
 //
@@ -12,7 +13,7 @@
 
 #include <torch/nn.h>
 
-#include "fleet/data/in_memory_images.h"
+#include "fleet/data/images/in_memory_images.h"
 #include "fleet/fleet.h"
 
 #include "tests/ranks/spoken.h"

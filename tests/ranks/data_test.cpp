@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loaders in real ranks: programs that say nothing about ranks, and batches of a user's own type.
 
 #include <map>
@@ -6,8 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
-#include "fleet/data/token_file.h"
+#include "fleet/core/text/format.h"
+#include "fleet/data/formats/token_file.h"
 
 #include "tests/data/idx_bytes.h"
 #include "tests/data/jpeg_pictures.h"

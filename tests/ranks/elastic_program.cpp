@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training with local SGD for the tests and the benchmark of elastic jobs: what a user would
 // write, slowed down so that accidents can happen to it. Every rank says which process it is, when
 // it has made an update, and in the end what it has learned.
@@ -15,7 +16,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn.h>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/fleet.h"
 
 #include "tests/ranks/spoken.h"

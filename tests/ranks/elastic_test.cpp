@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elastic jobs: ranks are killed and stopped while the others go on, and come back.
 
 #include <signal.h>
@@ -9,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/ranks.h"
@@ -41,7 +42,7 @@ class Training : public Launched {
     return eventually([&] { return story(rank).pids.size() >= pids && story(rank).is_training(); },
                       60s);
   }
-  /// Until all average; one that was killed just now, or was given up and wakes up, does not.
+  /// Until all average; one that was killed just now, or was declared lost and wakes up, does not.
   bool all_train() const {
     const double soon = steady_seconds() + 0.5;
     return eventually(
@@ -56,9 +57,13 @@ class Training : public Launched {
   }
   void send_to(int rank, int signal) const { ::kill(story(rank).pids.back(), signal); }
 
-  /// How long after `since` the rank had its next average.
-  double pause_of(int rank, double since) const {
-    return story(rank).next_update_after(since).value_or(1e9) - since;
+  /// The first average of `rank` after it has said that `lost` is gone; nothing: not yet.
+  std::optional<Story::Update> first_without(int lost, int rank) const {
+    const auto text = log(rank);
+    const auto said = text.find(format("[elastic] warning: rank {} is lost: ", lost));
+    if (said == text.npos) return std::nullopt;
+    const auto afterwards = Story::in(text.substr(said)).updates;
+    return afterwards.empty() ? std::nullopt : std::optional(afterwards.front());
   }
 
  private:
@@ -104,25 +109,28 @@ TEST_P(KilledElasticTest, IsNotWaitedForAndComesBack) {
   const auto end = folder.path() / "end";
   Training training(2, {"--epochs=1000", "--until=" + end.string()});
   ASSERT_TRUE(training.has_averaged(victim, 3)) << training.output();
-  const double killed = steady_seconds();
   training.send_to(victim, SIGKILL);
   ASSERT_TRUE(training.trains_again(victim, 2)) << both_logs(training);
   std::ofstream(end) << "now";
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
-  EXPECT_LT(training.pause_of(other, killed), 2.0) << training.log(other);
+  // Had the other one waited, its next average would have been one with the rank that came back.
+  const auto alone = training.first_without(victim, other);
+  ASSERT_TRUE(alone) << training.log(other);
+  const auto back = training.story(victim);
+  EXPECT_LT(alone->number, back.updates.at(back.updates_before).number) << both_logs(training);
   expect_same_and_learned(training);
   EXPECT_EQ(after(training.log(victim), "averages"), after(training.log(other), "averages"))
       << "a value of the program's own";
   EXPECT_EQ(training.story(other).pids.size(), 1u) << "no process was lost but the one";
   EXPECT_TRUE(says(training.log(other),
-                   format("[elastic] warning: rank {} is gone: rank {} goes on", victim, other)));
+                   format("[elastic] warning: rank {} is lost: rank {} continues", victim, other)));
   EXPECT_TRUE(says(training.log(0) + training.log(1),
-                   format("[elastic] rank {} is back: ranks 0 1 train", victim)));
+                   format("[elastic] rank {} has rejoined: ranks 0 1 train", victim)));
   EXPECT_TRUE(says(training.log(victim),
-                   format("[elastic] rank {}: goes on with the others after update ", victim)));
+                   format("[elastic] rank {}: continues with the others after update ", victim)));
   EXPECT_TRUE(says(training.output(), format("warning: rank {} (pid ", victim),
-                   "was ended by signal 9", "the others go on; it is started again in 1 s, 1 of 3",
-                   format("[fleetrun] rank {} is started again (pid ", victim)));
+                   "was ended by signal 9", "the others continue; it is restarted in 1 s, 1 of 3",
+                   format("[fleetrun] rank {} is restarted (pid ", victim)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, KilledElasticTest, testing::Values(0, 1));
@@ -140,7 +148,7 @@ TEST(ElasticTest, SeveralOptimizersAreHandedToTheRankThatComesBack) {
   expect_same_and_learned(training);
   EXPECT_EQ(after(training.log(1), "averages"), after(training.log(0), "averages"));
   EXPECT_TRUE(
-      says(training.log(1), "[elastic] rank 1: goes on with the others after first's update"));
+      says(training.log(1), "[elastic] rank 1: continues with the others after first's update"));
 }
 
 // Adam's moments mean little without the number of updates that they were made of.
@@ -170,8 +178,8 @@ TEST(ElasticTest, RankThatIsGoneForGoodIsNotNeeded) {
   ASSERT_EQ(training.wait(60s), 0) << training.output();
   EXPECT_EQ(training.story(0).digest, training.story(2).digest);
   EXPECT_LT(training.story(0).loss, kLearned);
-  EXPECT_TRUE(says(training.output(), "the others go on without it",
-                   "[elastic] warning: rank 1 is gone: ranks 0 2 go on"));
+  EXPECT_TRUE(says(training.output(), "the others continue without it",
+                   "[elastic] warning: rank 1 is lost: ranks 0 2 continue"));
 }
 
 TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
@@ -182,17 +190,17 @@ TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
   ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
   const double stopped = steady_seconds();
   training.send_to(1, SIGSTOP);
-  EXPECT_TRUE(eventually([&] { return training.pause_of(0, stopped + 0.2) < 1e8; }, 30s));
+  EXPECT_TRUE(eventually([&] { return training.first_without(1, 0).has_value(); }, 60s));
   training.send_to(1, SIGCONT);
   ASSERT_TRUE(training.trains_again(1, 2)) << both_logs(training);
   std::ofstream(end) << "now";
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
-  EXPECT_GT(training.pause_of(0, stopped + 0.2), 1.5) << "a slow rank has its time";
-  EXPECT_LT(training.pause_of(0, stopped + 0.2), 8.0);
+  // Its last heartbeat came up to half a second before it was stopped.
+  EXPECT_GT(training.first_without(1, 0)->at, stopped + 1.5) << "a slow rank has its time";
   expect_same_and_learned(training);
   EXPECT_TRUE(says(training.log(1),
-                   "error: [elastic] rank 1 was silent for more than 2 s, and the "
-                   "others have gone on without it"));
+                   "error: [elastic] rank 1 had no heartbeat for more than 2 s, and the "
+                   "others have continued without it"));
 }
 
 TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndComesBack) {
@@ -206,7 +214,7 @@ TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndComesBack) {
   std::ofstream(end) << "now";
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
   expect_same_and_learned(training);
-  EXPECT_TRUE(says(training.log(0), "[elastic] warning: rank 1 is gone: rank 0 goes on"));
+  EXPECT_TRUE(says(training.log(0), "[elastic] warning: rank 1 is lost: rank 0 continues"));
 }
 
 TEST(ElasticTest, SigtermSavesAndTheJobGoesOnFromThere) {
@@ -222,7 +230,7 @@ TEST(ElasticTest, SigtermSavesAndTheJobGoesOnFromThere) {
   Training training(2, {"--epochs=4", dir});
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
   expect_same_and_learned(training);
-  EXPECT_TRUE(says(training.log(0), "[snapshot] goes on after update "));
+  EXPECT_TRUE(says(training.log(0), "[snapshot] resumes after update "));
 }
 
 TEST(ElasticTest, SigtermStopsThoseWhoAreLeft) {
@@ -231,16 +239,15 @@ TEST(ElasticTest, SigtermStopsThoseWhoAreLeft) {
   {
     Training training(3, {"--epochs=1000", dir}, {"--max_restarts=0"});
     ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
-    const double killed = steady_seconds();
     training.send_to(0, SIGKILL);
-    ASSERT_TRUE(eventually([&] { return training.pause_of(1, killed + 0.2) < 1e8; }, 30s));
+    ASSERT_TRUE(eventually([&] { return training.first_without(0, 1).has_value(); }, 60s));
     training.send(SIGTERM);
     EXPECT_EQ(training.wait(60s), 143) << both_logs(training);
   }
   Training training(3, {"--epochs=4", dir});
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
   expect_same_and_learned(training);
-  EXPECT_TRUE(says(training.log(0), "[snapshot] was written by 2 ranks and is taken up by 3"));
+  EXPECT_TRUE(says(training.log(0), "[snapshot] was written by 2 ranks and is loaded by 3"));
 }
 
 TEST(ElasticTest, FewerThanMinRanksStartAgainFromTheLastSnapshot) {
@@ -254,16 +261,16 @@ TEST(ElasticTest, FewerThanMinRanksStartAgainFromTheLastSnapshot) {
   ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
   expect_same_and_learned(training);
   EXPECT_TRUE(says(training.log(0), "error: [elastic] 1 of 2 ranks are left, and --min_ranks is 2",
-                   "[snapshot] goes on after update "));
+                   "[snapshot] resumes after update "));
   EXPECT_TRUE(says(training.output(), "restart 1 of 3"));
 }
 
 TEST(ElasticTest, LossBeforeLocalSgdBeginsStartsAllAgain) {
-  Training training(2, {"--epochs=3", "--localsgd_configs.begin_step=60"});
-  ASSERT_TRUE(eventually([&] { return training.story(1).pids.size() == 1; }, 30s));
+  // Which it never does: whenever the rank is killed, gradients are summed.
+  Training training(2, {"--epochs=3", "--localsgd_configs.begin_step=1000000"});
+  ASSERT_TRUE(eventually([&] { return training.story(1).pids.size() == 1; }, 60s));
   ASSERT_TRUE(eventually(
-      [&] { return training.log(0).find("DistributedStrategy") != std::string::npos; }, 30s));
-  std::this_thread::sleep_for(300ms);
+      [&] { return training.log(0).find("DistributedStrategy") != std::string::npos; }, 60s));
   training.send_to(1, SIGKILL);
   ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
   expect_same_and_learned(training);
@@ -282,7 +289,7 @@ TEST(ElasticTest, SnapshotOfThoseWhoWereLeftIsTakenUpByAll) {
   Training training(2, {"--epochs=3", dir});
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
   expect_same_and_learned(training);
-  EXPECT_TRUE(says(training.log(0), "[snapshot] was written by 1 ranks and is taken up by 2"));
+  EXPECT_TRUE(says(training.log(0), "[snapshot] was written by 1 ranks and is loaded by 2"));
 }
 
 // One rank on each of two hosts: what is lost there is found out through the store alone.
@@ -299,9 +306,8 @@ TEST(ElasticTest, RanksOfAnotherHostAreLostAndComeBack) {
         hosts.on(host));
   };
   const auto first = start(0), second = start(1);
-  const auto story = [&](int host) { return Story::in((host == 0 ? *first : *second).log(0)); };
+  const auto story = [&](int host) { return Story::in((host == 0 ? *first : *second).log(host)); };
   ASSERT_TRUE(eventually([&] { return story(1).updates.size() > 2; }, 60s)) << first->output();
-  const double killed = steady_seconds();
   ::kill(story(1).pids.back(), SIGKILL);
   ASSERT_TRUE(eventually([&] { return story(1).pids.size() == 2 && story(1).is_training(); }, 60s))
       << first->output() << second->output();
@@ -310,7 +316,6 @@ TEST(ElasticTest, RanksOfAnotherHostAreLostAndComeBack) {
   ASSERT_EQ(second->wait(60s), 0) << second->output();
   EXPECT_EQ(story(0).digest, story(1).digest);
   EXPECT_EQ(story(0).pids.size(), 1u);
-  EXPECT_LT(story(0).next_update_after(killed + 0.2).value_or(1e9) - killed, 10.0);
 }
 
 // All ranks refuse alike, but the first to end may take the other with it.
@@ -320,14 +325,14 @@ std::string first_error(const Training& training) {
 
 TEST(ElasticTest, WithoutLocalSgdItIsRefused) {
   Training training(2, {"--localsgd=false"}, {});
-  EXPECT_EQ(training.wait(30s), 1) << training.output();
+  EXPECT_EQ(training.wait(30s), 2) << training.output();
   EXPECT_TRUE(
       says(first_error(training), "fleetrun --elastic needs localsgd or adaptive_localsgd"));
 }
 
 TEST(ElasticTest, DelayedAveragesAreRefused) {
   Training training(2, {"--localsgd_configs.delayed"}, {});
-  EXPECT_EQ(training.wait(30s), 1) << training.output();
+  EXPECT_EQ(training.wait(30s), 2) << training.output();
   EXPECT_TRUE(says(first_error(training), "localsgd_configs.delayed leaves no moment"));
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that die, stop or stay away in the middle of training: who says what, how fast, and what is
 // left behind.
 
@@ -7,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/comm/store.h"
-#include "fleet/core/format.h"
+#include "fleet/comm/rendezvous/store.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/ranks/ranks.h"
 #include "tests/support/says.h"
@@ -18,7 +19,8 @@ namespace fleet::launch {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
+
+constexpr auto kLong = 50s;  // shorter than what ranks of these tests sleep, or wait for by default
 
 const std::string kWhileReducing =
     R"(\[comm\] rank \d+: all_reduce of gradient bucket 1 of 1 \(\d+ x Float, [0-9.]+ KB\) )"
@@ -35,11 +37,9 @@ class KilledRankTest : public testing::TestWithParam<std::tuple<int, bool>> {};
 TEST_P(KilledRankTest, IsNamedByItsPeerAndByFleetrun) {
   const auto [victim, shared_memory] = GetParam();
   const int survivor = 1 - victim;
-  const auto begin = Clock::now();
   Launched training(job(2, {"fault", "kill", format("{}", victim), "5"}),
                     with({format("FLEET_SHARED_MEMORY={}", shared_memory ? 1 : 0)}));
-  EXPECT_EQ(training.wait(), 137) << training.output();
-  EXPECT_LT(Clock::now() - begin, 10s) << "long before the time limit";
+  EXPECT_EQ(training.wait(kLong), 137) << "long before the time limit\n" << training.output();
   const auto pid = after(training.log(victim), "pid");
   EXPECT_TRUE(
       matches(error_in(training.log(survivor)),
@@ -70,10 +70,8 @@ TEST(FaultTest, NoSurvivorOfFourBlamesAnotherSurvivor) {
 }
 
 TEST(FaultTest, StoppedRankIsCalledStoppedAndIsNotLeftBehind) {
-  const auto begin = Clock::now();
   Launched training(job(2, {"fault", "stop", "1", "5"}), with({"FLEET_TIMEOUT_S=3"}));
-  EXPECT_EQ(training.wait(), 1) << training.output();
-  EXPECT_LT(Clock::now() - begin, 12s);
+  EXPECT_EQ(training.wait(kLong), 1) << training.output();
   EXPECT_TRUE(matches(error_in(training.log(0)),
                       kWhileReducing + R"(rank 1 \([^,]+, pid \d+\) is stopped \(SIGSTOP)"))
       << training.log(0);
@@ -100,7 +98,7 @@ TEST(FaultTest, ErrorOfOneRankIsNotHiddenByTheOthers) {
 
 TEST(FaultTest, ErrorIsHeardWhileACollectiveIsUnderWay) {
   Launched training(job(2, {"throw_while_pending"}));
-  EXPECT_EQ(training.wait(8s), 1) << "without waiting for the collective";
+  EXPECT_EQ(training.wait(kLong), 1) << "without waiting for the collective";
   EXPECT_TRUE(says(training.output(), "error: [fleetrun] rank 1 (pid ",
                    ") exited with code 1 after ",
                    "    | error: [app] sample 7 is not a picture\n"));
@@ -115,13 +113,10 @@ TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
 TEST(FaultTest, RankThatStaysAwayIsNamed) {
   for (const char* mode : {"absent", "early_exit"}) {
     Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=4"}));
-    const auto begin = Clock::now();
-    EXPECT_EQ(ranks.wait(), 1) << ranks.output();
-    EXPECT_LT(Clock::now() - begin, 20s);
-    EXPECT_TRUE(
-        matches(error_in(ranks.log(0)),
-                R"(\[comm\] rank 0 waited 4 s at 127\.0\.0\.1:\d+, and of 3 ranks these did not )"
-                R"(come: 1\n)"))
+    EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
+    EXPECT_TRUE(matches(
+        error_in(ranks.log(0)),
+        R"(\[comm\] rank 0 waited 4 s at 127\.0\.0\.1:\d+, and of 3 ranks rank 1 did not arrive\n)"))
         << ranks.log(0);
   }
 }
@@ -132,7 +127,34 @@ TEST(FaultTest, RankZeroThatNobodyStartedIsNamed) {
                           format("MASTER_PORT={}", port), "FLEET_TIMEOUT_S=1"},
                          {"calls"}));
   EXPECT_EQ(second.wait(), 1);
-  EXPECT_TRUE(says(error_in(second.output()), format("127.0.0.1:{}", port), "rank 0"));
+  EXPECT_TRUE(says(error_in(second.output()), "rank 1 cannot reach rank 0, which hosts the store:",
+                   format("nothing answers at 127.0.0.1:{} after 1 s (Connection refused)", port)));
+}
+
+// Rank 1 leaves its training loop early and comes to the end of the program; rank 0 trains on.
+TEST(FaultTest, RankThatLeavesItsLoopEarlyIsNamedWithItsCall) {
+  for (const bool shared_memory : {false, true}) {
+    Launched ranks(
+        job(2, {"leaves_early"}),
+        with({"FLEET_TIMEOUT_S=2", format("FLEET_SHARED_MEMORY={}", shared_memory ? 1 : 0)}));
+    EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
+    const auto first = error_in(ranks.log(0)), second = error_in(ranks.log(1));
+    EXPECT_FALSE(first.empty() && second.empty()) << ranks.output();
+    const std::string reduces = R"('all_reduce of gradient bucket 1 of 1 \(\d+ x Float, .* KB\)')";
+    if (!first.empty()) {
+      EXPECT_TRUE(matches(first, kWhileReducing +
+                                     R"(rank 1 \([^,]+, pid \d+\) is at another call: )"
+                                     R"(its call \d+ is 'barrier \(shutdown\)', and )"
+                                     R"(here it is )" +
+                                     reduces));
+    }
+    if (!second.empty()) {
+      EXPECT_TRUE(
+          matches(second, R"(rank 1: barrier \(shutdown\) failed after .*: rank 0 \(.*\) is )"
+                          R"(at another call: its call \d+ is )" +
+                              reduces + R"(, and here it is 'barrier \(shutdown\)')"));
+    }
+  }
 }
 
 TEST(FaultTest, RankOneThatNobodyStartedIsNamed) {
@@ -141,16 +163,16 @@ TEST(FaultTest, RankOneThatNobodyStartedIsNamed) {
                          format("MASTER_PORT={}", port), "FLEET_TIMEOUT_S=1"},
                         {"calls"}));
   EXPECT_EQ(first.wait(), 1);
-  EXPECT_TRUE(says(error_in(first.output()), "and of 2 ranks these did not come: 1\n"));
+  EXPECT_TRUE(says(error_in(first.output()), "and of 2 ranks rank 1 did not arrive\n"));
 }
 
 TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
   Launched ranks(job(2, {"one_less"}), with({"FLEET_TIMEOUT_S=2"}));
   EXPECT_EQ(ranks.wait(), 1) << ranks.output();
-  EXPECT_TRUE(
-      matches(error_in(ranks.log(0)),
-              R"(rank 0: barrier \(barrier_worker\) failed after .*: rank 1 \(.*\) has not come )"
-              R"(this far: it is at its call 2 \('barrier \(barrier_worker\)'\), this is call 3)"))
+  EXPECT_TRUE(matches(
+      error_in(ranks.log(0)),
+      R"(rank 0: barrier \(barrier_worker\) failed after .*: rank 1 \(.*\) has not reached )"
+      R"(this call: it is at its call 2 \('barrier \(barrier_worker\)'\), this is call 3)"))
       << ranks.log(0);
 }
 
@@ -159,8 +181,8 @@ TEST(FaultTest, GroupThatOneRankMakesAloneNamesTheOthers) {
   EXPECT_EQ(ranks.wait(), 1) << ranks.output();
   EXPECT_TRUE(matches(
       error_in(ranks.log(0)),
-      R"(\[comm\] rank 0 waited 2 s to make a group of 2 ranks, and these did not come: 1\n)"
-      R"(  rank 1 \(.*\) has not come this far, or has left: it is not in this group; )"
+      R"(\[comm\] rank 0 waited 2 s to make a group of 2 ranks, and rank 1 did not arrive\n)"
+      R"(  rank 1 \(.*\) has not reached this call, or has left: it is not in this group; )"
       R"(its latest call is 'making a group')"))
       << ranks.log(0);
   EXPECT_EQ(ranks.log(0).find("[W"), std::string::npos) << ranks.log(0);
@@ -176,7 +198,7 @@ TEST(FaultTest, KilledHostOfTheStoreIsNamedByItsPeer) {
   Started first(own(0));
   Started second(own(1));
   EXPECT_EQ(first.wait(), 137) << first.output();
-  EXPECT_EQ(second.wait(8s), 1) << second.output();
+  EXPECT_EQ(second.wait(kLong), 1) << second.output();
   EXPECT_TRUE(
       matches(error_in(second.output()), kWhileReducing + R"(rank 0 \([^,]+, pid \d+\) has ended)"))
       << second.output();
@@ -212,8 +234,8 @@ TEST_F(TwoHostsTest, TrainTogether) {
   EXPECT_EQ(first.wait(), 0) << first.output();
   EXPECT_EQ(second.wait(), 0) << second.output();
   EXPECT_FALSE(after(first.log(0), "digest").empty()) << first.log(0);
-  EXPECT_EQ(after(first.log(0), "digest"), after(second.log(0), "digest"));
-  for (const auto* node : {&first, &second}) EXPECT_EQ(noise(node->log(0)), "");
+  EXPECT_EQ(after(first.log(0), "digest"), after(second.log(1), "digest"));
+  EXPECT_EQ(noise(first.log(0)) + noise(second.log(1)), "");
 }
 
 TEST_F(TwoHostsTest, LostLinkIsAnErrorOnBothSides) {
@@ -223,12 +245,11 @@ TEST_F(TwoHostsTest, LostLinkIsAnErrorOnBothSides) {
   Launched second(as_node(1, work), on(1, limit));
   ASSERT_TRUE(eventually([&] { return losses(first.log(0)).contains(5); })) << first.output();
   ASSERT_TRUE(hosts_.unplug(1));
-  const auto begin = Clock::now();
-  const auto failed = [](const Launched& node) { return !error_in(node.log(0)).empty(); };
-  EXPECT_TRUE(eventually([&] { return failed(first) && failed(second); }, 12s));
-  EXPECT_LT(Clock::now() - begin, 9s) << "3 s and the time to find out why";
-  EXPECT_TRUE(says(error_in(first.log(0)), "rank 1 (", "does not answer any more"));
-  EXPECT_TRUE(says(error_in(second.log(0)), "rank 0 (", "the rendezvous store does not answer"));
+  const auto failed = [](const std::string& log) { return !error_in(log).empty(); };
+  EXPECT_TRUE(eventually([&] { return failed(first.log(0)) && failed(second.log(1)); }, kLong))
+      << "TCP itself would wait for many minutes";
+  EXPECT_TRUE(says(error_in(first.log(0)), "rank 1 (", "has no heartbeat any more"));
+  EXPECT_TRUE(says(error_in(second.log(1)), "rank 0 (", "the rendezvous store does not answer"));
   EXPECT_EQ(first.wait(20s), 1) << first.output();
   EXPECT_EQ(second.wait(20s), 1) << second.output();
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training program for the tests of this folder: what a user would write, and the accidents that
 // happen to it. The first argument says what it does:
 //
@@ -7,6 +8,9 @@
 //   calls                          asks and does everything in fleet/comm/world.h
 //   local_log FILE                 local SGD that logs every update; rank 1 makes its second update
 //                                  only when rank 0 has come to its first average, and made FILE
+//   plan_only                      asks for a plan; rank 1 meets another size of batch in its third
+//                                  update, and has all its plans later than rank 0
+//   leaves_early                   trains; rank 1 stops after three updates and ends in order
 //   throw_while_pending | one_less | group_alone | absent | early_exit | init_twice | before_init
 
 #include <signal.h>
@@ -60,19 +64,20 @@ fleet::Batch share(int64_t step) {
   return all.slice(fleet::worker_index() * own, (fleet::worker_index() + 1) * own);
 }
 
-struct Farewell {
-  ~Farewell() { fleet::shutdown(); }
+struct ShutdownGuard {
+  ~ShutdownGuard() { fleet::shutdown(); }
 };
 
-int train(int64_t steps, const Fault& fault) {
+int train(int64_t steps, const Fault& fault, int64_t steps_of_rank_1 = -1) {
   say(fleet::format("pid {}", ::getpid()));
   fleet::init();
-  const Farewell farewell;  // also when this rank throws
+  const ShutdownGuard shutdown_guard;  // also when this rank throws
   torch::manual_seed(static_cast<uint64_t>(fleet::worker_index()) + 1);  // rank 0's weights win
   torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 4));
   auto optimizer =
       fleet::distributed_optimizer(fleet::optim::Momentum(net, {.lr = 0.1, .momentum = 0.9}));
   for (int64_t step = 0; step < steps; ++step) {
+    if (fleet::worker_index() == 1 && step == steps_of_rank_1) break;
     const auto report = optimizer.minimize(share(step), [&](const fleet::Batch& batch) {
       if (step == fault.step && fleet::worker_index() == fault.rank) meet(fault);
       return torch::mse_loss(net->forward(batch.data), batch.target);
@@ -81,7 +86,31 @@ int train(int64_t steps, const Fault& fault) {
       say(fleet::format("step {} loss {:.9g}", step, report.loss));
     }
   }
+  if (steps_of_rank_1 >= 0) fleet::shutdown();  // whose error is to be heard
   say(fleet::format("digest {:016x}", digest(net->parameters())));
+  return 0;
+}
+
+int plan_only() {
+  fleet::init();
+  const ShutdownGuard shutdown_guard;
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(8, 64));
+  for (int i = 0; i < 8; ++i) {
+    net->push_back(torch::nn::Linear(64, 64));
+    net->push_back(torch::nn::Tanh());
+  }
+  fleet::DistributedStrategy strategy{.recompute = true};
+  strategy.recompute_configs = {.memory_budget = "1GiB", .plan_only = true};
+  auto optimizer = fleet::distributed_optimizer(fleet::optim::SGD(net, {.lr = 0.1}), strategy);
+  for (int64_t step = 0; step < 40; ++step) {
+    const bool is_other = fleet::worker_index() == 1 && step >= 2;
+    const auto data = torch::ones({is_other ? 96 : 64, 8});
+    say(fleet::format("step {}", step));
+    optimizer.minimize(fleet::Batch{data, data}, [&](const fleet::Batch& batch) {
+      return net->forward(batch.data).square().mean();
+    });
+  }
   return 0;
 }
 
@@ -181,8 +210,10 @@ int body(int argc, char** argv) {
   if (mode == "fault" && argc == 5) {
     return train(20, {.kind = argv[2], .rank = number(argv[3]), .step = number(argv[4])});
   }
+  if (mode == "leaves_early") return train(20, {}, 3);
   if (mode == "calls") return calls();
   if (mode == "local_log" && argc == 3) return local_log(argv[2]);
+  if (mode == "plan_only") return plan_only();
   if (mode == "one_less") return one_less();
   if (mode == "group_alone") return group_alone();
   if (mode == "throw_while_pending") return throw_while_pending();

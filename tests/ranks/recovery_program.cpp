@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training that can be taken up again, as a user would write it, and the accidents that happen to
 // it. It says its pid, what it resumed from, each update, and in the end a digest of its
 // parameters.
@@ -6,11 +7,13 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include <torch/nn.h>
 
-#include "fleet/data/in_memory_images.h"
+#include "fleet/data/images/in_memory_images.h"
 #include "fleet/fleet.h"
 
 #include "tests/ranks/spoken.h"
@@ -36,7 +39,7 @@ const fleet::FieldList& fields_of(const Options*) {
   static const fleet::FieldList list{
       "app",
       {fleet::field<&O::fault>("fault", "what happens in the first attempt")
-           .one_of({"none", "kill", "stop", "throw", "memory", "usage", "term"}),
+           .one_of({"none", "kill", "stop", "throw", "memory", "usage", "term", "fill"}),
        fleet::field<&O::fault_rank>("fault_rank", "to whom"),
        fleet::field<&O::fault_step>("fault_step", "in which update, counted from 1"),
        fleet::field<&O::slow_rank>("slow_rank", "who takes four times as long; -1: nobody"),
@@ -45,8 +48,17 @@ const fleet::FieldList& fields_of(const Options*) {
   return list;
 }
 
-void meet(const std::string& fault) {
+// Until the disk has no page left.
+void fill_disk_of(const std::filesystem::path& folder) {
+  std::ofstream file(folder.parent_path() / "filler", std::ios::binary);
+  const std::string page(4096, 'x');
+  while (file << page << std::flush) {
+  }
+}
+
+void meet(const std::string& fault, const std::filesystem::path& folder) {
   say("meets " + fault);
+  if (fault == "fill") fill_disk_of(folder);
   if (fault == "kill") ::raise(SIGKILL);
   if (fault == "stop") ::raise(SIGSTOP);
   if (fault == "term") ::raise(SIGTERM);
@@ -84,7 +96,9 @@ int body(int argc, char** argv) {
   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {
     for (const auto& batch : data.epoch(epoch)) {
       const int64_t step = optimizer.attempts() + 1;
-      if (is_first_attempt && step == own.fault_step && rank == own.fault_rank) meet(own.fault);
+      if (is_first_attempt && step == own.fault_step && rank == own.fault_rank) {
+        meet(own.fault, config.snapshots.snapshot_dir);
+      }
       const bool is_slow = rank == own.slow_rank && step <= own.slow_until;
       std::this_thread::sleep_for(std::chrono::milliseconds(own.update_ms * (is_slow ? 4 : 1)));
       const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two- and four-rank trainings of which random ranks are killed and stopped at random moments, for
 // about two minutes; for longer with FLEET_SOAK_S (seconds), with another fate by FLEET_SOAK_SEED.
 
@@ -5,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/disturber.h"

@@ -1,11 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trainings that are asked to stop: SIGTERM, as schedulers send it before they take a machine away.
 
 #include <signal.h>
+#include <string.h>
+#include <unistd.h>
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
-#include "fleet/io/snapshot_folder.h"
+#include "fleet/core/text/format.h"
+#include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/recovery.h"
@@ -48,7 +51,7 @@ TEST(StopTest, SigtermToFleetrunSavesAndLeavesInOrder) {
   const auto step = snapshots_in(dir.path()).front();
   EXPECT_TRUE(says(run.output(), "[fleetrun] SIGTERM: ending 2 ranks, SIGKILL after 120 s",
                    format("[stop] all ranks stop after update {}: saved in ", step),
-                   "[fleetrun] stopped by SIGTERM", "the same command goes on"));
+                   "[fleetrun] stopped by SIGTERM", "the same command resumes"));
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(losses(run.log(rank)).rbegin()->first, step) << "the update that was saved";
     EXPECT_EQ(noise(run.log(rank)), "");
@@ -65,11 +68,17 @@ TEST_P(AskedRankTest, TakesAllOthersAlong) {
   const TemporaryFolder dir;
   Launched run(recovery_job(2, dir.path(), slowly({}), {"--max_restarts=3"}), kOneThread);
   ASSERT_TRUE(has_come_to(run, 6)) << run.output();
-  kill(std::stoi(after(run.log(asked), "pid")), signal);
+  const auto pid = after(run.log(asked), "pid");
+  kill(std::stoi(pid), signal);
   ASSERT_EQ(run.wait(kPatience), 143) << run.output();
-  EXPECT_TRUE(says(run.output(), "was asked to stop and left in order"));
+  const auto by = format("SIG{} from pid {} (", sigabbrev_np(signal), getpid());
+  EXPECT_TRUE(says(
+      run.output(),
+      format("[fleetrun] rank {} (pid {}) was asked to stop and left in order after ", asked, pid),
+      " s: " + by));
   EXPECT_EQ(run.output().find("restart 1"), std::string::npos) << run.output();
-  EXPECT_TRUE(says(run.log(asked), format("[stop] rank {}: this rank was asked to stop", asked)));
+  EXPECT_TRUE(
+      says(run.log(asked), format("[stop] rank {}: this rank was asked to stop: ", asked) + by));
   EXPECT_EQ(losses(run.log(0)).rbegin()->first, losses(run.log(1)).rbegin()->first);
   expect_goes_on(dir.path(), {});
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A training with two nets, each with an optimizer of its own, in one snapshot, as a user would
 // write it: a generator of points on a curve, and a discriminator. It says its pid, what it resumed
 // from, each update, and in the end a digest of all that it has learned and counted.

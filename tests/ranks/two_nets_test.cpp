@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two nets with an optimizer each, on two ranks, in one snapshot: killed and asked to stop at
 // random points they end with the bits of a run that nobody disturbed.
 
@@ -7,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
-#include "fleet/io/snapshot_folder.h"
+#include "fleet/core/text/format.h"
+#include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/ranks.h"

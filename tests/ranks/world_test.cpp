@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that do well, and ranks that are started wrongly.
 
 #include <unistd.h>
 
 #include <gtest/gtest.h>
 
-#include "fleet/comm/store.h"
-#include "fleet/core/format.h"
+#include "fleet/comm/rendezvous/store.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/ranks.h"
@@ -52,6 +53,19 @@ TEST(WorldTest, RanksKnowThemselvesAndEachOther) {
   }
 }
 
+TEST(WorldTest, RanksEndTogetherWhenTheLastOfThemHasItsPlan) {
+  Launched ranks(job(2, {"plan_only"}));
+  ASSERT_EQ(ranks.wait(), 0) << ranks.output() << ranks.log(1);
+  EXPECT_TRUE(says(ranks.log(0), "a micro-batch of 64 samples within 1.00 GiB"));
+  EXPECT_TRUE(says(ranks.log(1), "a micro-batch of 96 samples within 1.00 GiB"));
+  const auto steps = [&](int rank) {
+    const auto log = ranks.log(rank);
+    return log.substr(log.rfind("\nstep ") + 1, 8);
+  };
+  EXPECT_EQ(steps(0), steps(1));
+  EXPECT_EQ(noise(ranks.log(0)) + noise(ranks.log(1)), "");
+}
+
 TEST(WorldTest, GpusThatTheProgramCannotUseAreRefusedByName) {
   Launched ranks({"--gpus=0,1", beside("test_rank_program"), "calls"});
   EXPECT_EQ(ranks.wait(), 2) << ranks.output();
@@ -95,6 +109,23 @@ TEST(WorldTest, PaddlesNamesAloneAreEnough) {
   for (const auto* rank : {&first, &second}) EXPECT_EQ(noise(rank->output()), "");
 }
 
+// As in the pods of a PyTorchJob: torchrun's names, and no LOCAL_RANK.
+TEST(WorldTest, LocalRanksAreCountedByMachineWhereNobodyTells) {
+  const int port = comm::Store::host(0, 1s).port();
+  auto own = [&](int rank) {
+    return by_hand({"WORLD_SIZE=2", "MASTER_ADDR=localhost", format("MASTER_PORT={}", port),
+                    format("RANK={}", rank)},
+                   {"calls"});
+  };
+  Started second(own(1));
+  Started first(own(0));
+  EXPECT_EQ(first.wait(60s), 0) << first.output();
+  EXPECT_EQ(second.wait(60s), 0) << second.output();
+  EXPECT_TRUE(says(first.output(), "rank 0 of 2, local 0 of 2,",
+                   "[init] 2 ranks (RANK, WORLD_SIZE; local ranks counted by machine)"));
+  EXPECT_TRUE(says(second.output(), "rank 1 of 2, local 1 of 2,"));
+}
+
 TEST(WorldTest, NoLineOfTheLogMakesRanksMeetBetweenTwoAverages) {
   const TemporaryFolder folder;
   Launched training(job(2, {"local_log", (folder.path() / "here").string()}));
@@ -119,6 +150,7 @@ struct WrongStart {
   Words variables;
   std::string mode;
   std::string text;
+  int code = 2;
 };
 
 std::ostream& operator<<(std::ostream& out, const WrongStart& start) { return out << start.name; }
@@ -128,18 +160,20 @@ class WrongStartTest : public testing::TestWithParam<WrongStart> {};
 TEST_P(WrongStartTest, IsRefusedByName) {
   const auto& start = GetParam();
   Started program(by_hand(start.variables, {start.mode}));
-  EXPECT_EQ(program.wait(), 1) << program.output();
+  EXPECT_EQ(program.wait(60s), start.code) << program.output();
   EXPECT_TRUE(says(error_in(program.output()), start.text));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, WrongStartTest,
     testing::Values(
-        WrongStart{"InitTwice", {}, "init_twice", "[comm] fleet::init() was called twice\n  fix: "},
+        WrongStart{
+            "InitTwice", {}, "init_twice", "[comm] fleet::init() was called twice\n  fix: ", 1},
         WrongStart{"IndexBeforeInit",
                    {},
                    "before_init",
-                   "[comm] worker_index() before fleet::init()\n  fix: call fleet::init() first"},
+                   "[comm] worker_index() before fleet::init()\n  fix: call fleet::init() first",
+                   1},
         WrongStart{"TimeLimitThatIsNoNumber",
                    {"FLEET_TIMEOUT_S=abc"},
                    "calls",
@@ -153,10 +187,26 @@ INSTANTIATE_TEST_SUITE_P(
                     "MASTER_PORT=29500"},
                    "calls",
                    "RANK=0 and PADDLE_TRAINER_ID=1 contradict each other"},
+        WrongStart{"MasterThatDoesNotResolve",
+                   {"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=no-such-host.invalid",
+                    "MASTER_PORT=29500", "FLEET_TIMEOUT_S=3600"},
+                   "calls",
+                   "the name 'no-such-host.invalid' does not resolve to an address (",
+                   1},
+        WrongStart{"MasterThatDoesNotResolveOnRankZero",
+                   {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=no-such-host.invalid",
+                    "MASTER_PORT=29500", "FLEET_TIMEOUT_S=3600"},
+                   "calls",
+                   "[comm] the name 'no-such-host.invalid' does not resolve to an address (",
+                   1},
+        WrongStart{"SlurmTasksWithoutSrun",
+                   {"SLURM_PROCID=0", "SLURM_NTASKS=4"},
+                   "calls",
+                   "the job has 4 tasks (SLURM_NTASKS), and this process was not started by srun"},
         WrongStart{"RankWithoutAPlaceToMeet",
                    {"RANK=0", "WORLD_SIZE=2"},
                    "calls",
-                   "MASTER_ADDR is not set, so the ranks have no place to meet"}),
+                   "MASTER_ADDR is not set, so there is no address for the rendezvous"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

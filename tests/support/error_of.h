@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@ namespace fleet::testing {
 /// The text of the error that `body` throws, or "" when it throws none. What is not `Expected`
 /// passes through and fails the test: a user's mistake must end in a `fleet::Error`.
 template <typename Expected = Error, typename Body>
-std::string error_of(Body&& body) {
+std::string error_message_of(Body&& body) {
   try {
     body();
   } catch (const Expected& error) {

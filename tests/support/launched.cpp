@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/launched.h"
 
 #include <fcntl.h>
@@ -11,7 +12,7 @@
 #include <sstream>
 #include <thread>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::launch {
 namespace {
@@ -74,8 +75,8 @@ Launched::Launched(const std::vector<std::string>& words, const std::vector<std:
   start(std::move(command));
 }
 
-std::string Launched::log(int local_rank) const {
-  return contents(folder() / "log" / format("workerlog.{}", local_rank));
+std::string Launched::log(int rank) const {
+  return contents(folder() / "log" / format("workerlog.{}", rank));
 }
 
 std::string beside(const std::string& program) {

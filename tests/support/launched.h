@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <sys/types.h>
@@ -25,7 +26,7 @@ class Started {
 
   pid_t pid() const { return pid_; }
   /// Exit code, 128 + number after a signal, -1 when it has not ended in time.
-  int wait(std::chrono::milliseconds timeout = std::chrono::seconds(20));
+  int wait(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   void send(int signal) const;
   /// Standard output and error together.
   std::string output() const;
@@ -53,7 +54,8 @@ class Launched : public Started {
   explicit Launched(const std::vector<std::string>& words,
                     const std::vector<std::string>& before = {});
 
-  std::string log(int local_rank) const;
+  /// What the rank with this global number has printed.
+  std::string log(int rank) const;
 };
 
 /// A program of this build: it lies beside the test that asks.
@@ -61,7 +63,7 @@ std::string beside(const std::string& program);
 std::string contents(const std::filesystem::path& file);
 /// Whether `condition` becomes true within `timeout`.
 bool eventually(const std::function<bool()>& condition,
-                std::chrono::milliseconds timeout = std::chrono::seconds(10));
+                std::chrono::milliseconds timeout = std::chrono::seconds(30));
 /// Not there, or a zombie that nobody has collected yet.
 bool is_gone(pid_t pid);
 

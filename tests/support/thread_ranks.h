@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -6,8 +7,8 @@
 #include <vector>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/peer_watch.h"
-#include "fleet/comm/store.h"
+#include "fleet/comm/rendezvous/peer_watch.h"
+#include "fleet/comm/rendezvous/store.h"
 
 #include "tests/support/error_of.h"
 
@@ -32,7 +33,7 @@ inline void run_ranks(int size,
           return;
         }
         auto watch = std::make_shared<comm::PeerWatch>(store, rank, size, "127.0.0.1");
-        watch->gather();
+        watch->gather_identities();
         body(std::make_shared<comm::Communicator>(store, rank, size, options, watch));
       } catch (...) {
         errors[static_cast<size_t>(rank)] = std::current_exception();

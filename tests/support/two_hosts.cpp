@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/two_hosts.h"
 
 #include <fcntl.h>
@@ -5,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::launch {
 namespace {
@@ -52,7 +53,7 @@ std::string TwoHosts::set_up() {
 }
 
 std::vector<std::string> TwoHosts::on(int host) const {
-  return {"ip", "netns", "exec", space(host)};
+  return {"ip", "netns", "exec", space(host), "env", "FLEET_JOB_KEY=the same on both hosts"};
 }
 
 bool TwoHosts::unplug(int host) const {

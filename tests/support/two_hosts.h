@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <string>
@@ -20,7 +21,7 @@ class TwoHosts {
 
   /// Why there are no hosts; empty when there are.
   const std::string& refused() const { return refused_; }
-  /// What goes in front of a command to run it on that host.
+  /// What goes in front of a command to run it on that host, with a job key that both have.
   std::vector<std::string> on(int host) const;
   /// As when somebody pulls the cable: nothing arrives, and nobody is told.
   bool unplug(int host) const;

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/auto_micro_batch.h"
 
 #include <latch>
 
 #include <c10/util/Exception.h>
 
-#include "fleet/core/byte_size.h"
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/memory/allocator/budget_allocator.h"
 
 #include "tests/support/says.h"
 #include "tests/train/block_net.h"
@@ -78,8 +79,8 @@ TEST(AutoMicroBatchTest, GivesWhatTheSmallPartsHadGivenFromTheStart) {
       setup.prepare = short_of_memory(4, in_backward, &failures);
       const auto outcome = train_blocks(setup);
       EXPECT_EQ(failures, strategy.gradient_merge ? 1 : 2) << "only the first update has to learn";
-      EXPECT_EQ(outcome.reports[0].parts, 5);
-      EXPECT_EQ(outcome.reports[3].parts, 5);
+      EXPECT_EQ(outcome.reports[0].micro_batches, 5);
+      EXPECT_EQ(outcome.reports[3].micro_batches, 5);
 
       setup.prepare = nullptr;
       setup.strategy.gradient_merge = true;
@@ -111,7 +112,7 @@ TEST(AutoMicroBatchTest, ARealBudgetIsKept) {
     outcome = train_blocks(setup);
     EXPECT_LE(Budget::counter().peak() - before, room);
   }
-  EXPECT_EQ(outcome.reports[0].parts, 8);
+  EXPECT_EQ(outcome.reports[0].micro_batches, 8);
   setup.strategy = parts_of(64);
   expect_same(outcome, train_blocks(setup));
 }
@@ -160,8 +161,9 @@ TEST(AutoMicroBatchTest, OneSampleThatDoesNotFitIsAnErrorWithTheAllocatorsText) 
     return optimizer.minimize(small_batch(8, 0),
                               [&](const Batch& part) { return net->loss(part); });
   };
-  EXPECT_TRUE(says(error_of(step), "[memory] one sample does not fit",
-                   "the test has no memory left", "fix: raise the budget"));
+  EXPECT_TRUE(says(error_message_of(step), "[memory] one sample does not fit",
+                   "the test has no memory left",
+                   "fix: free memory on this machine, train within a memory budget"));
   EXPECT_EQ(failures, 4);  // 8, 4, 2, 1
   expect_equal(copies(net->parameters()), before);
   net->after_block = nullptr;
@@ -174,7 +176,7 @@ TEST(AutoMicroBatchTest, WhatCannotBeSplitPassesTheErrorOn) {
   int failures = 0;
   BlockTraining setup;
   setup.prepare = short_of_memory(4, /*in_backward=*/true, &failures);
-  EXPECT_NE(error_of<c10::OutOfMemoryError>([&] { train_blocks(setup); }), "");
+  EXPECT_NE(error_message_of<c10::OutOfMemoryError>([&] { train_blocks(setup); }), "");
   EXPECT_EQ(failures, 1);
 
   const Budget budget(kPlenty);
@@ -187,10 +189,10 @@ TEST(AutoMicroBatchTest, WhatCannotBeSplitPassesTheErrorOn) {
     int64_t size() const { return 16; }
   };
   const auto loss = [&] { return net->loss(small_batch(16, 0)); };
-  EXPECT_NE(error_of<c10::OutOfMemoryError>(
+  EXPECT_NE(error_message_of<c10::OutOfMemoryError>(
                 [&] { optimizer.minimize(Whole(), [&](const Whole&) { return loss(); }); }),
             "");
-  EXPECT_NE(error_of<c10::OutOfMemoryError>([&] { optimizer.minimize(loss); }), "");
+  EXPECT_NE(error_message_of<c10::OutOfMemoryError>([&] { optimizer.minimize(loss); }), "");
 }
 
 // One rank splits, the other does not; the first backward of a size sends nothing before it is
@@ -202,8 +204,8 @@ TEST(AutoMicroBatchTest, ARankSplitsOnItsOwn) {
     const auto outcome = train_blocks_on(2, {}, [&](BlockTraining& own, int rank) {
       if (rank == 0) own.prepare = short_of_memory(4, in_backward, &failures);
     });
-    EXPECT_EQ(outcome[0].reports[3].parts, 4);
-    EXPECT_EQ(outcome[1].reports[3].parts, 1);
+    EXPECT_EQ(outcome[0].reports[3].micro_batches, 4);
+    EXPECT_EQ(outcome[1].reports[3].micro_batches, 1);
     expect_same(outcome, train_blocks_on(2, {}, [](BlockTraining& own, int rank) {
                   if (rank == 0) own.strategy = parts_of(4);
                 }));
@@ -230,7 +232,7 @@ TEST(AutoMicroBatchTest, WhatHasBeenSentIsNotTakenBack) {
       if (comm->rank() == 0) {
         int failures = 0;
         short_of_memory(4, /*in_backward=*/true, &failures)(net);
-        const auto text = error_of<std::exception>(step);
+        const auto text = error_message_of<std::exception>(step);
         failed.count_down();
         EXPECT_EQ(failures, 1);
         EXPECT_TRUE(says(text, "rank 0 is out of memory", "cannot be started again",
@@ -239,7 +241,7 @@ TEST(AutoMicroBatchTest, WhatHasBeenSentIsNotTakenBack) {
         return;
       }
       if (sync) {
-        EXPECT_NE(error_of<std::exception>(step), "");
+        EXPECT_NE(error_message_of<std::exception>(step), "");
       }
       failed.wait();
     };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/batch_arithmetic.h"
 
 #include <gtest/gtest.h>

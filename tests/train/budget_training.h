@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/dropout.h>
 
-#include "fleet/core/format.h"
-#include "fleet/memory/budget_allocator.h"
+#include "fleet/core/text/format.h"
+#include "fleet/memory/allocator/budget_allocator.h"
 
 #include "tests/train/small_training.h"
 
@@ -58,7 +59,7 @@ inline Trained train_deep(const DeepTraining& setup) {
         optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
     if (i + 2 >= setup.updates) result.peak = std::max(result.peak, counter.peak());
     result.floor = counter.live();
-    result.parts.push_back(result.last.parts);
+    result.parts.push_back(result.last.micro_batches);
   }
   for (const auto& parameter : net->parameters())
     result.tensors.push_back(parameter.detach().clone());

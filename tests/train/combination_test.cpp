@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strategies alone, in pairs and all together: whatever the combination, N ranks and k parts train
 // as one process with one batch and the same precision and update rule.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/distributed_optimizer.h"
 
 #include <mutex>
@@ -133,7 +134,7 @@ TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
   for (const auto& parameter : net->parameters()) before.push_back(parameter.detach().clone());
   const auto batch = small_batch(4, 0);
   const auto refused = [&](const std::function<Loss()>& loss) {
-    return error_of([&] { optimizer.minimize(loss); });
+    return error_message_of([&] { optimizer.minimize(loss); });
   };
   EXPECT_NE(refused([&] { return net->forward(batch.data); }).find("the loss has 12 elements"),
             std::string::npos);
@@ -149,7 +150,7 @@ TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
               return WeightedLoss{mean_loss(net, batch), -1};
             }).find("the weight of the loss is -1"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               optimizer.minimize(batch.slice(0, 0),
                                  [&](const Batch& part) { return mean_loss(net, part); });
             }).find("no rank had anything to learn from"),

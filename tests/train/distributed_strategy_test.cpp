@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/distributed_strategy.h"
 
 #include <bit>
@@ -110,7 +111,7 @@ TEST(DistributedStrategyTest, EveryFieldIsInTheListAndCountsForEquality) {
 
 TEST(DistributedStrategyTest, SaveAndLoadGiveAnEqualStrategy) {
   const auto file =
-      (std::filesystem::path(testing::TempDir()) / "distributed_strategy_test.json").string();
+      (std::filesystem::path(::testing::TempDir()) / "distributed_strategy_test.json").string();
   const DistributedStrategy strategy{
       .recompute = true,
       .recompute_configs = {.checkpoints = {"a", "b"}, .enable_offload = true},

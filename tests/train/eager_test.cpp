@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loop in the user's own hands: backward(loss) as often as wanted, step() when wanted.
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
@@ -13,7 +14,7 @@ namespace {
 
 using testing::Comm;
 using testing::copies;
-using testing::error_of;
+using testing::error_message_of;
 using testing::expect_close;
 using testing::expect_equal;
 using testing::mean_loss;
@@ -235,23 +236,24 @@ TEST(EagerTest, MistakesAreNamed) {
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), {},
                                    std::make_shared<comm::Communicator>());
     mean_loss(net, batch).backward();
-    EXPECT_TRUE(says(error_of([&] { optimizer.step(); }), "no backward(loss) since the last update",
+    EXPECT_TRUE(says(error_message_of([&] { optimizer.step(); }),
+                     "no backward(loss) since the last update",
                      "optimizer.backward(loss), not loss.backward()"));
     optimizer.backward(mean_loss(net, batch), {.is_last = true});
-    EXPECT_TRUE(says(error_of([&] { optimizer.backward(mean_loss(net, batch)); }),
+    EXPECT_TRUE(says(error_message_of([&] { optimizer.backward(mean_loss(net, batch)); }),
                      "its gradients may have been sent"));
     EXPECT_TRUE(optimizer.step().updated);
   }
   DistributedOptimizer amp(small_optimizer("SGD", net, 0.1), {.amp = true},
                            std::make_shared<comm::Communicator>());
-  EXPECT_TRUE(says(error_of([&] { amp.backward(mean_loss(net, batch)); }),
+  EXPECT_TRUE(says(error_message_of([&] { amp.backward(mean_loss(net, batch)); }),
                    "the strategy has amp, and the forward of this loss was outside",
                    "const auto scope = optimizer.forward()"));
   DistributedOptimizer recompute(
       small_optimizer("SGD", net, 0.1),
       {.recompute = true, .recompute_configs = {.checkpoints = {"nowhere"}}},
       std::make_shared<comm::Communicator>());
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     Loss loss;
     {
       const auto scope = recompute.forward();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients that reach a model outside of its own optimizer's calls are no part of its updates.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -12,7 +13,7 @@ namespace {
 
 using testing::Comm;
 using testing::copies;
-using testing::error_of;
+using testing::error_message_of;
 using testing::expect_close;
 using testing::expect_equal;
 using testing::mean_loss;
@@ -179,7 +180,7 @@ TEST(ForeignGradientsTest, ABackwardInsideTheClosureIsRefusedByName) {
   DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), {},
                                  std::make_shared<comm::Communicator>());
   const auto before = copies(net->parameters());
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     optimizer.minimize([&] {
       mean_loss(net, small_batch(5, 1)).backward();
       return mean_loss(net, small_batch(5, 2));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/gradient_merge.h"
 
 #include <latch>
@@ -19,7 +20,7 @@ TEST(GradientMergeTest, CutsBatchesIntoEqualPartsAndNoneIsEmpty) {
   const auto sizes = [](const optim::GradientMergeOptions& options, int64_t samples) {
     std::vector<int64_t> result;
     int64_t next = 0;
-    for (const auto& part : optim::GradientMerge(options).cut(samples)) {
+    for (const auto& part : optim::GradientMerge(options).split(samples)) {
       EXPECT_EQ(part.begin, next);
       next = part.end;
       result.push_back(part.end - part.begin);
@@ -80,7 +81,7 @@ TEST(GradientMergeTest, CallsOfUnequalWeightEqualOneBigBatch) {
           const auto report =
               merging.minimize([&]() -> Loss { return weighted_loss(net, parts[i]); });
           EXPECT_EQ(report.updated, i == 2);
-          EXPECT_EQ(report.parts, static_cast<int64_t>(i) + 1);
+          EXPECT_EQ(report.micro_batches, static_cast<int64_t>(i) + 1);
           EXPECT_EQ(report.update, i == 2 ? update : update - 1);
           if (i == 2) {
             EXPECT_NEAR(report.loss, expected.loss, 1e-6);
@@ -113,7 +114,7 @@ TEST(GradientMergeTest, EndOfEpochUpdatesWithWhatIsThereOrDropsIt) {
     EXPECT_EQ(optimizer.updates(), drop ? 0 : 1);
     expect_close(copies(net->parameters()), drop ? before : copies(whole->parameters()), 1e-5);
     // The next window starts afresh.
-    EXPECT_EQ(optimizer.minimize([&] { return mean_loss(net, batch); }).parts, 1);
+    EXPECT_EQ(optimizer.minimize([&] { return mean_loss(net, batch); }).micro_batches, 1);
   }
 }
 
@@ -177,17 +178,17 @@ TEST(GradientMergeTest, BadUseIsRefusedAndLeavesParametersAlone) {
   struct Whole {
     int64_t size() const { return 6; }
   };
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               optimizer.minimize(Whole(), [&](const Whole&) { return loss(); });
-            }).find("cut into 3 parts, and its type has no slice(begin, end)"),
+            }).find("split into 3 micro-batches, and its type has no slice(begin, end)"),
             std::string::npos);
   optimizer.minimize(loss);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               optimizer.minimize(batch, [&](const Batch&) { return loss(); });
             }).find("1 of 3 calls of minimize(closure) wait for their update"),
             std::string::npos);
   // A part that throws ends its window: two more parts are not an update, three are.
-  EXPECT_EQ(error_of<std::runtime_error>(
+  EXPECT_EQ(error_message_of<std::runtime_error>(
                 [&] { optimizer.minimize([]() -> Loss { throw std::runtime_error("no data"); }); }),
             "no data");
   EXPECT_FALSE(optimizer.minimize(loss).updated);
@@ -195,9 +196,9 @@ TEST(GradientMergeTest, BadUseIsRefusedAndLeavesParametersAlone) {
   expect_equal(copies(net->parameters()), before);
   EXPECT_TRUE(optimizer.minimize(loss).updated);
 
-  EXPECT_NE(error_of([&] { optim::GradientMerge({.k_steps = 0}); }).find("k_steps is 0"),
+  EXPECT_NE(error_message_of([&] { optim::GradientMerge({.k_steps = 0}); }).find("k_steps is 0"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(error_message_of([&] {
               DistributedOptimizer(small_optimizer("SGD", net, 0.1), merged({.k_steps = 0}),
                                    std::make_shared<comm::Communicator>());
             }).find("gradient_merge_configs.k_steps"),
@@ -213,14 +214,14 @@ TEST(GradientMergeTest, RanksWithOtherNumbersOfPartsAreToldBySynchronisedBatchNo
     strategy.sync_batch_norm = true;
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), strategy, comm);
     const auto batch = small_batch(comm->rank() == 0 ? 4 : 9, 0);
-    const auto text = error_of([&] {
+    const auto text = error_message_of([&] {
       optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
     });
     const std::lock_guard lock(mutex);
     errors.push_back(text);
   });
   for (const auto& text : errors) {
-    EXPECT_NE(text.find("3 parts on one rank and 1 on another"), std::string::npos) << text;
+    EXPECT_NE(text.find("3 micro-batches on one rank and 1 on another"), std::string::npos) << text;
   }
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/layer_wise_optimizer.h"
 
 #include "fleet/optim/lamb.h"
@@ -130,7 +131,7 @@ TEST(LayerWiseOptimizerTest, WrongOptimizersAndDoubleDecayAreRefused) {
   auto net = small_net();
   const auto refused = [&](std::unique_ptr<optim::Optimizer> made,
                            const DistributedStrategy& strategy) {
-    return error_of([&] { DistributedOptimizer(std::move(made), strategy, kAlone()); });
+    return error_message_of([&] { DistributedOptimizer(std::move(made), strategy, kAlone()); });
   };
   EXPECT_NE(refused(small_optimizer("Adam", net, 0.1), {.lars = true})
                 .find("lars is built on Momentum, but the optimizer is Adam"),

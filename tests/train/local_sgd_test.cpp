@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Local SGD in the one update loop, with everything that it may be combined with.
 #include <limits>
 
@@ -291,7 +292,7 @@ TEST(LocalSgdTrainingTest, ASkippedUpdateCounts) {
         for (const auto& value : net->parameters()) EXPECT_TRUE(same_everywhere(comm, value));
       }
       if (step == 2) {
-        EXPECT_DOUBLE_EQ(report.weight, 4 * 8) << "what was skipped has no say";
+        EXPECT_DOUBLE_EQ(report.weight, 4 * 8) << "what was skipped has weight 0";
       }
     }
     EXPECT_EQ(optimizer.skipped_updates(), comm->rank() == 1 ? 2 : 0);
@@ -405,7 +406,7 @@ TEST(LocalSgdTrainingTest, NamesAParameterWithoutAGradientOnThisRank) {
   run_ranks(2, [](const Comm& comm) {
     auto net = small_net();
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), every(2), comm);
-    const auto text = error_of(
+    const auto text = error_message_of(
         [&] { optimizer.minimize([&] { return net->ptr(0)->parameters()[0].square().sum(); }); });
     EXPECT_TRUE(says(text, "got no gradient on rank " + std::to_string(comm->rank()), "2.weight"));
   });

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Losses of several terms, each averaged over something else: the update of one batch comes out
 // however the samples are spread over micro-batches and ranks.
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@ namespace {
 
 using testing::Comm;
 using testing::copies;
-using testing::error_of;
+using testing::error_message_of;
 using testing::expect_close;
 using testing::expect_equal;
 using testing::run_ranks;
@@ -192,9 +193,10 @@ TEST(LossTermsTest, MistakesAreNamed) {
   DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), {},
                                  std::make_shared<comm::Communicator>());
   const auto batch = marked_batch(0);
-  EXPECT_TRUE(says(error_of([&] { optimizer.minimize([&]() -> Loss { return LossTerms{}; }); }),
-                   "LossTerms without any term"));
-  EXPECT_TRUE(says(error_of([&] {
+  EXPECT_TRUE(
+      says(error_message_of([&] { optimizer.minimize([&]() -> Loss { return LossTerms{}; }); }),
+           "LossTerms without any term"));
+  EXPECT_TRUE(says(error_message_of([&] {
                      optimizer.minimize(batch, [&](const TellingBatch& b) -> Loss {
                        auto terms = terms_of(net, b);
                        terms.terms.push_back(terms.terms[0]);
@@ -202,7 +204,7 @@ TEST(LossTermsTest, MistakesAreNamed) {
                      });
                    }),
                    "the batch tells 2 weights, and the loss has 3 terms"));
-  EXPECT_TRUE(says(error_of([&] {
+  EXPECT_TRUE(says(error_message_of([&] {
                      optimizer.minimize(batch, [&](const TellingBatch& b) -> Loss {
                        auto terms = terms_of(net, b);
                        terms.terms[0].weight += 4;
@@ -212,7 +214,7 @@ TEST(LossTermsTest, MistakesAreNamed) {
                    "the batch tells weight 53 for term 0 of the loss"));
   EXPECT_EQ(optimizer.updates(), 0);
   optimizer.minimize(batch, [&](const TellingBatch& b) { return terms_of(net, b); });
-  EXPECT_TRUE(says(error_of([&] {
+  EXPECT_TRUE(says(error_message_of([&] {
                      optimizer.minimize([&]() -> Loss { return terms_of(net, batch).terms[0]; });
                    }),
                    "the loss has one term here, and 2 in other micro-batches"));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // recompute_configs.memory_budget: one number, and training stays within it, bit for bit what it
 // was.
 
@@ -7,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/allocation_tag.h"
-#include "fleet/core/byte_size.h"
+#include "fleet/core/text/byte_size.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -30,8 +31,8 @@ TEST(MemoryBudget, IsHeldAndChangesNothing) {
     SCOPED_TRACE(format("{} of {} bytes", budget, plain.peak));
     expect_equal(ours, plain);
     EXPECT_LE(ours.peak, budget);
-    EXPECT_EQ(ours.last.parts, 1);
-    EXPECT_GT(ours.last.memory.given_up, 0);
+    EXPECT_EQ(ours.last.micro_batches, 1);
+    EXPECT_GT(ours.last.memory.evicted, 0);
   }
 }
 
@@ -39,7 +40,7 @@ TEST(MemoryBudget, ThatIsLargeEnoughLeavesTheForwardAlone) {
   const auto plain = train({});
   const auto ours = train(within(plain.peak * 2));
   expect_equal(ours, plain);
-  EXPECT_EQ(ours.last.memory.given_up, 0);
+  EXPECT_EQ(ours.last.memory.evicted, 0);
 }
 
 TEST(MemoryBudget, WorksWithMergeAndAmp) {
@@ -61,7 +62,7 @@ TEST(MemoryBudget, WorksWithMergeAndAmp) {
 TEST(MemoryBudget, BelowTheLeastSplitsTheBatch) {
   const auto plain = train({});
   const auto ours = train(within(plain.floor + (plain.peak - plain.floor) / 24));
-  EXPECT_GT(ours.last.parts, 1);
+  EXPECT_GT(ours.last.micro_batches, 1);
   EXPECT_LE(ours.peak, plain.floor + (plain.peak - plain.floor) / 24);
 }
 
@@ -85,8 +86,8 @@ TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
   const auto text = printed_by([&] { chosen = train(strategy, /*updates=*/24); });
   const auto times = predicted_times(text);
   const auto size_of = [](int64_t parts) { return 1024 / parts; };
-  const auto size = size_of(chosen.last.parts);
-  ASSERT_EQ(size * chosen.last.parts, 1024);
+  const auto size = size_of(chosen.last.micro_batches);
+  ASSERT_EQ(size * chosen.last.micro_batches, 1024);
   ASSERT_LT(size, 1024) << "the batch as a whole is slower, with so much to recompute\n" << text;
   ASSERT_TRUE(times.contains(size)) << text;
   if (times.contains(2 * size)) {
@@ -96,7 +97,7 @@ TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
   }
   if (times.contains(size / 2)) {
     EXPECT_GE(times.at(size / 2), 0.97 * times.at(size)) << text;
-  } else if (chosen.last.memory.given_up > 0) {  // otherwise smaller ones cannot be quicker
+  } else if (chosen.last.memory.evicted > 0) {  // otherwise smaller ones cannot be quicker
     EXPECT_TRUE(says(text, format("no plan holds a micro-batch of {} samples", size / 2)));
   }
   EXPECT_GE(times_in(text, "samples from now on: "), 1) << text;
@@ -105,7 +106,7 @@ TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
   DeepTraining asked{.strategy = {.gradient_merge = true}, .updates = 24};
   asked.before_update = [&](DistributedOptimizer& optimizer, int update) {
     auto counters = optimizer.counters();
-    counters.part_preferred = size_of(chosen.parts[static_cast<size_t>(update)]);
+    counters.micro_batch_preferred = size_of(chosen.parts[static_cast<size_t>(update)]);
     optimizer.set_counters(counters);
   };
   const auto expected = train_deep(asked);
@@ -113,17 +114,17 @@ TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
   expect_equal(chosen, expected);
 
   strategy.gradient_merge_configs.k_steps = 4;
-  EXPECT_EQ(train(strategy).last.parts, 4);
+  EXPECT_EQ(train(strategy).last.micro_batches, 4);
 }
 
 TEST(MemoryBudget, CountsOnAFileBelowWhatRecomputeAloneCanDo) {
   const auto plain = train({}, 4, kManySamples);
   int64_t staging = 0;  // of the last update
-  const auto lean = [&](bool offload, double share) {
+  const auto minimal_memory = [&](bool offload, double share) {
     DeepTraining setup{.strategy = within(share_of(plain, share)), .samples = kManySamples};
     setup.strategy.recompute_configs.enable_offload = offload;
     setup.before_update = [&](DistributedOptimizer&, int) {
-      for (const auto& use : BudgetAllocator::cpu().counter().largest_owners(SIZE_MAX)) {
+      for (const auto& use : BudgetAllocator::cpu().counter().largest_tags(SIZE_MAX)) {
         if (use.name == allocation::kStaging) staging = use.bytes;
       }
     };
@@ -131,18 +132,19 @@ TEST(MemoryBudget, CountsOnAFileBelowWhatRecomputeAloneCanDo) {
   };
   // The file may bring steps through that are measured then, and need it no longer.
   double share = 0.35;
-  while (share > 0.1 && lean(/*offload=*/false, share).last.parts == 1) share -= 0.03;
-  auto away = lean(/*offload=*/true, share);
-  while (share > 0.1 && away.last.memory.offloaded_bytes == 0) {
+  while (share > 0.1 && minimal_memory(/*offload=*/false, share).last.micro_batches == 1)
     share -= 0.03;
-    away = lean(/*offload=*/true, share);
+  auto offloaded = minimal_memory(/*offload=*/true, share);
+  while (share > 0.1 && offloaded.last.memory.offloaded_bytes == 0) {
+    share -= 0.03;
+    offloaded = minimal_memory(/*offload=*/true, share);
   }
-  EXPECT_EQ(away.last.parts, 1) << share;
-  EXPECT_GT(away.last.memory.offloaded_bytes, 0);
-  EXPECT_EQ(away.last.memory.offloaded_bytes, away.last.memory.fetched_bytes);
+  EXPECT_EQ(offloaded.last.micro_batches, 1) << share;
+  EXPECT_GT(offloaded.last.memory.offloaded_bytes, 0);
+  EXPECT_EQ(offloaded.last.memory.offloaded_bytes, offloaded.last.memory.fetched_bytes);
   // With its staging, a 128th of the budget.
-  EXPECT_LE(away.peak, share_of(plain, share));
-  EXPECT_LE(away.last.memory.predicted_peak, share_of(plain, share));
+  EXPECT_LE(offloaded.peak, share_of(plain, share));
+  EXPECT_LE(offloaded.last.memory.predicted_peak, share_of(plain, share));
   EXPECT_NEAR(static_cast<double>(staging), static_cast<double>(share_of(plain, share)) / 128,
               4096);
 }
@@ -181,13 +183,13 @@ TEST(MemoryBudget, WithOffloadIsNeverWorseThanWithout) {
     Trained with;
     const auto text = printed_by([&] { with = train(strategy); });
     SCOPED_TRACE(share);
-    EXPECT_LE(with.last.parts, without.last.parts) << text;
+    EXPECT_LE(with.last.micro_batches, without.last.micro_batches) << text;
     EXPECT_LE(with.peak, share_of(plain, share));
     EXPECT_EQ(with.last.memory.offloaded_bytes, 0);
     EXPECT_TRUE(says(text,
                      "[offload] 0 B offloaded: no value of at least 1.00 MiB could wait in "
                      "the file long enough"));
-    if (with.last.parts == 1) expect_equal(with, plain);
+    if (with.last.micro_batches == 1) expect_equal(with, plain);
   }
   auto plenty = within(2 * plain.peak);
   plenty.recompute_configs.enable_offload = true;
@@ -210,7 +212,7 @@ TEST(MemoryBudget, IsInForceInsideOfMinimizeOnly) {
       counter.reset_peaks();
       const auto report =
           optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
-      EXPECT_GT(report.parts, 1);
+      EXPECT_GT(report.micro_batches, 1);
       EXPECT_LE(counter.peak(), budget);
     }
   };
@@ -239,7 +241,7 @@ TEST(MemoryBudget, EndsWithACallThatThrows) {
       throw Error("test", "no loss today");
     });
   };
-  EXPECT_TRUE(says(error_of(fail), "no loss today"));
+  EXPECT_TRUE(says(error_message_of(fail), "no loss today"));
   EXPECT_FALSE(BudgetAllocator::cpu().counter().budget().has_value());
 }
 
@@ -251,7 +253,7 @@ TEST(MemoryBudget, MayBeAShareOfPlainTraining) {
   const auto half = static_cast<double>(plain.peak) / 2;
   EXPECT_NEAR(static_cast<double>(ours.last.memory.budget), half, 0.02 * half) << text;
   EXPECT_LE(ours.peak, ours.last.memory.budget);
-  EXPECT_GT(ours.last.memory.given_up, 0);
+  EXPECT_GT(ours.last.memory.evicted, 0);
   EXPECT_TRUE(says(text, "[memory] plain training of a micro-batch of 1024 samples takes ",
                    ": the budget is 50% of that, "));
 }
@@ -272,7 +274,7 @@ TEST(MemoryBudget, InPercentIsSharedAmongTheRanksOfAHost) {
 // ---- too small
 
 std::string too_small(const DeepTraining& setup) {
-  return error_of([&] { train_deep(setup); });
+  return error_message_of([&] { train_deep(setup); });
 }
 
 TEST(MemoryBudget, ThatIsTooSmallSaysTheLeastThatWouldDoAndWhatHoldsIt) {
@@ -306,7 +308,8 @@ TEST(MemoryBudget, ThatIsTooSmallForAClosureSaysSoToo) {
       std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}),
       within(share_of(plain, 0.02)));
   const auto batch = small_batch(1024, 0);
-  const auto text = error_of([&] { optimizer.minimize([&] { return mean_loss(net, batch); }); });
+  const auto text =
+      error_message_of([&] { optimizer.minimize([&] { return mean_loss(net, batch); }); });
   EXPECT_TRUE(says(text, " is too small: a micro-batch takes at least ",
                    "fix: set memory_budget to at least "));
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every byte that a budget counts has an owner with a name.
 
 #include <map>
@@ -6,8 +7,8 @@
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/data/data_loader.h"
-#include "fleet/memory/offload_file.h"
-#include "fleet/train/snapshot_copy.h"
+#include "fleet/memory/offload/offload_file.h"
+#include "fleet/snapshot/snapshot_copy.h"
 
 #include "tests/train/block_net.h"
 #include "tests/train/budget_training.h"
@@ -17,16 +18,16 @@ namespace {
 
 using memory::BudgetAllocator;
 
-class MemoryOwners : public ::testing::Test {
+class MemoryTags : public ::testing::Test {
  protected:
-  MemoryOwners() { before_ = all(); }
+  MemoryTags() { before_ = all(); }
 
   static std::map<std::string, int64_t> all() {
-    std::map<std::string, int64_t> owners;
-    for (const auto& use : BudgetAllocator::cpu().counter().largest_owners(SIZE_MAX)) {
-      owners[use.name] = use.bytes;
+    std::map<std::string, int64_t> tags;
+    for (const auto& use : BudgetAllocator::cpu().counter().largest_tags(SIZE_MAX)) {
+      tags[use.name] = use.bytes;
     }
-    return owners;
+    return tags;
   }
   /// Since the test began.
   int64_t bytes_of(const std::string& name) const {
@@ -40,7 +41,7 @@ class MemoryOwners : public ::testing::Test {
   std::map<std::string, int64_t> before_;
 };
 
-TEST_F(MemoryOwners, ATagNamesWhatItsThreadAllocates) {
+TEST_F(MemoryTags, ATagNamesWhatItsThreadAllocates) {
   const AllocationTag outer("outer");
   const auto a = torch::empty({1 << 20}, torch::kByte);
   {
@@ -53,7 +54,7 @@ TEST_F(MemoryOwners, ATagNamesWhatItsThreadAllocates) {
   EXPECT_EQ(bytes_of("inner"), 0);
 }
 
-TEST_F(MemoryOwners, AreNamedForParametersGradientsAndState) {
+TEST_F(MemoryTags, AreNamedForParametersGradientsAndState) {
   auto net = deep_net(/*norm=*/false);
   auto optimizer = distributed_optimizer(
       std::make_unique<optim::Adam>(net, optim::AdamOptions{.lr = 1e-3}), within("1GiB"));
@@ -75,7 +76,7 @@ TEST_F(MemoryOwners, AreNamedForParametersGradientsAndState) {
   EXPECT_FALSE(all().contains("unknown"));
 }
 
-TEST_F(MemoryOwners, AreNamedForLocalSgd) {
+TEST_F(MemoryTags, AreNamedForLocalSgd) {
   std::vector<int64_t> bytes(2);
   run_ranks(2, [&](const Comm& comm) {
     BlockNet net{BlockNetOptions{.width = 64}};
@@ -94,7 +95,7 @@ TEST_F(MemoryOwners, AreNamedForLocalSgd) {
   EXPECT_GE(bytes[0], 3 * bytes[1]) << "anchor, change, velocity";
 }
 
-TEST_F(MemoryOwners, AreNamedForSnapshotsStagingAndData) {
+TEST_F(MemoryTags, AreNamedForSnapshotsStagingAndData) {
   const auto tensor = torch::ones({1 << 18});
   SnapshotCopy copy;
   copy.take({.model = {{"a", tensor}}, .optimizer = {}, .own = {}});

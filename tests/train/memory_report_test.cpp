@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // What training says about memory: in reports, in one line, and with plan_only.
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/byte_size.h"
+#include "fleet/core/text/byte_size.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -44,7 +45,7 @@ TEST(MemoryReport, ScalesPlainTrainingUpFromMicroBatches) {
   strategy.gradient_merge = true;
   strategy.gradient_merge_configs.k_steps = 4;
   const auto ours = train(strategy);
-  EXPECT_EQ(ours.last.parts, 4);
+  EXPECT_EQ(ours.last.micro_batches, 4);
   expect_near(ours.last.memory.plain_peak, plain.peak, 0.1);
 }
 
@@ -102,14 +103,23 @@ TEST(MemoryReport, CountingEndsWithTheLastOptimizer) {
   EXPECT_FALSE(allocator.is_on());
 }
 
+TEST(StrategyLines, EachIsPrintedOnce) {
+  const auto lines = printed_by([] {
+    auto net = small_net();
+    distributed_optimizer(std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 0.1}),
+                          {.localsgd = true, .auto_ = true});
+  });
+  EXPECT_EQ(times_in(lines, "auto with localsgd is adaptive_localsgd"), 1) << lines;
+}
+
 // ---- plan_only
 
 std::string planned_only(const std::string& budget, std::string* lines) {
   auto strategy = within(budget);
   strategy.recompute_configs.plan_only = true;
   std::string text;
-  *lines =
-      printed_by([&] { text = error_of<HelpRequested>([&] { train(strategy, /*updates=*/40); }); });
+  *lines = printed_by(
+      [&] { text = error_message_of<HelpRequested>([&] { train(strategy, /*updates=*/40); }); });
   return text;
 }
 
@@ -128,7 +138,7 @@ TEST(PlanOnly, WaitsForTheSizeThatIsKept) {
   auto strategy = within(share_of(plain, 0.3));
   strategy.gradient_merge = true;
   strategy.recompute_configs.plan_only = true;
-  const auto text = error_of<HelpRequested>([&] { train(strategy, /*updates=*/40); });
+  const auto text = error_message_of<HelpRequested>([&] { train(strategy, /*updates=*/40); });
   EXPECT_EQ(times_in(text, "a micro-batch of "), 1) << text;
   EXPECT_EQ(text.find("a micro-batch of 1024 samples"), std::string::npos) << text;
 }

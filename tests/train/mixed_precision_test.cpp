@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/mixed_precision.h"
 
 #include <limits>
@@ -137,7 +138,7 @@ TEST(MixedPrecisionTest, GivesUpWithTheNameOfTheCulpritInsteadOfSkippingForEver)
   };
   EXPECT_TRUE(bad().skipped);
   EXPECT_TRUE(bad().skipped);
-  const auto text = error_of(bad);
+  const auto text = error_message_of(bad);
   EXPECT_NE(text.find("3"), std::string::npos);
   EXPECT_NE(text.find("2.bias"), std::string::npos) << text;
 }
@@ -152,7 +153,8 @@ TEST(MixedPrecisionTest, AWeightThatIsNotFiniteIsAnErrorAtOnce) {
       net->parameters()[2][0][0] = std::numeric_limits<float>::quiet_NaN();
     }
     const auto batch = small_batch(8, 0);
-    const auto text = error_of([&] { optimizer.minimize([&] { return mean_loss(net, batch); }); });
+    const auto text =
+        error_message_of([&] { optimizer.minimize([&] { return mean_loss(net, batch); }); });
     EXPECT_NE(text.find("parameter '2.weight' holds NaN or infinity"), std::string::npos) << text;
   }
 }
@@ -192,7 +194,7 @@ TEST(MixedPrecisionTest, PureBf16KeepsMastersInFloat) {
 
 TEST(MixedPrecisionTest, UnknownOpsAreAnErrorAndTheModelIsLeftAlone) {
   auto net = small_net();
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     DistributedOptimizer(small_optimizer("SGD", net, 0.1),
                          amp({.custom_white_list = {"softmaxx"},
                               .custom_black_list = {"layer_nrm"},
@@ -239,7 +241,7 @@ TEST(MixedPrecisionTest, WithoutAmpAGradientThatIsNotFiniteIsNamedWhenClipping) 
       std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 1, .max_grad_norm = 1}), {},
       kAlone());
   const auto batch = small_batch(8, 0);
-  const auto text = error_of([&] {
+  const auto text = error_message_of([&] {
     optimizer.minimize([&] {
       // The root of 0 has an infinite slope; times 0 the loss stays finite.
       return mean_loss(net, batch) + (net->parameters()[1] * 0).sqrt().sum();

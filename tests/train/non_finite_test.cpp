@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A loss or a gradient that is not finite never passes silently, and never reaches the weights.
 #include <cmath>
 
@@ -12,7 +13,7 @@ namespace {
 
 using testing::Comm;
 using testing::copies;
-using testing::error_of;
+using testing::error_message_of;
 using testing::expect_equal;
 using testing::mean_loss;
 using testing::run_ranks;
@@ -36,7 +37,7 @@ TEST(NonFiniteTest, AGradientIsRefusedByNameUnderEveryOptimizer) {
       auto optimizer = distributed_optimizer(small_optimizer(name, net, 0.1), strategy);
       optimizer.minimize([&] { return mean_loss(net, small_batch(6, 0)); });
       const auto before = copies(net->parameters());
-      const auto text = error_of(
+      const auto text = error_message_of(
           [&] { optimizer.minimize([&] { return bad_gradient(net, small_batch(6, 1)); }); });
       EXPECT_TRUE(says(text, "the gradient of '0.weight' is not finite, though the loss is",
                        "nothing was updated"));
@@ -52,7 +53,7 @@ TEST(NonFiniteTest, AnOverflowOnTheWireIsRefused) {
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), {.fp16_allreduce = true},
                                    comm);
     const auto before = copies(net->parameters());
-    const auto text = error_of(
+    const auto text = error_message_of(
         [&] { optimizer.minimize([&] { return mean_loss(net, small_batch(6, 0)) * 1e7; }); });
     EXPECT_TRUE(says(text, "is not finite", "switch fp16_allreduce off"));
     expect_equal(copies(net->parameters()), before);
@@ -65,7 +66,7 @@ TEST(NonFiniteTest, ALocalRankRefusesItsOwn) {
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1),
                                    {.localsgd = true, .localsgd_configs = {.k_steps = 4}}, comm);
     const auto before = copies(net->parameters());
-    const auto text = error_of([&] {
+    const auto text = error_message_of([&] {
       optimizer.minimize([&] {
         return comm->rank() == 1 ? bad_gradient(net, small_batch(6, 0))
                                  : mean_loss(net, small_batch(6, 0));

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adam and LAMB count the updates of each parameter, through everything that a training may do.
 #include <torch/optim/adam.h>
 
 #include "fleet/optim/lamb.h"
-#include "fleet/train/snapshots.h"
+#include "fleet/snapshot/snapshots.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/train/small_training.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -6,8 +7,8 @@
 #include <chrono>
 #include <filesystem>
 
-#include "fleet/memory/region.h"
-#include "fleet/memory/replay.h"
+#include "fleet/memory/replay/region.h"
+#include "fleet/memory/replay/replay.h"
 
 #include "tests/support/says.h"
 #include "tests/train/block_net.h"
@@ -52,23 +53,23 @@ TEST(RecomputeTest, NamedCheckpointsTrainBitForBitAsPlain) {
     SCOPED_TRACE(name);
     const BlockTraining plain{.strategy = strategy, .net = {.dropout = 0.3}};
     const auto expected = train_blocks(plain);
-    EXPECT_EQ(expected.reports[0].memory.given_up, 0);
+    EXPECT_EQ(expected.reports[0].memory.evicted, 0);
     for (const auto& checkpoints :
          {std::vector<std::string>{"first", "block.0", "block.1", "block.2", "block.3"},
           std::vector<std::string>{"block.1"}}) {
       auto changed = plain;
       changed.strategy = recomputed(strategy, checkpoints);
-      const auto before = memory::replay_totals().rebuilds;
+      const auto before = memory::replay_totals().recomputations;
       const auto outcome = train_blocks(changed);
       expect_same(outcome, expected);
-      const auto parts = outcome.reports[0].parts;
+      const auto parts = outcome.reports[0].micro_batches;
       const auto cuts = static_cast<int64_t>(checkpoints.size());
       EXPECT_EQ(outcome.reports[1].memory.segments, parts * cuts);
-      EXPECT_GT(outcome.reports[1].memory.given_up_bytes, 0);
+      EXPECT_GT(outcome.reports[1].memory.evicted_bytes, 0);
       // Without amp, all that the segment before "first" saved crosses it or came from outside.
       const int64_t least = checkpoints[0] == "first" ? cuts - 1 : cuts;
-      EXPECT_GE(memory::replay_totals().rebuilds - before, 4 * parts * least);
-      EXPECT_LE(memory::replay_totals().rebuilds - before, 4 * parts * cuts);
+      EXPECT_GE(memory::replay_totals().recomputations - before, 4 * parts * least);
+      EXPECT_LE(memory::replay_totals().recomputations - before, 4 * parts * cuts);
       EXPECT_EQ(memory::Region::alive(), 0);
     }
   }
@@ -91,13 +92,13 @@ TEST(RecomputeTest, TwoRanksTrainBitForBitAsPlain) {
 TEST(RecomputeTest, ReplayedBatchNormDoesNotCommunicate) {
   const BlockTraining setup{.strategy = {.sync_batch_norm = true}};
   const auto expected = train_blocks_on(2, setup);
-  const auto rebuilds = memory::replay_totals().rebuilds;
+  const auto recomputations = memory::replay_totals().recomputations;
   const auto outcome = train_blocks_on(2, setup, [](BlockTraining& own, int rank) {
     if (rank == 0) own.strategy = recomputed(own.strategy);
   });
   expect_same(outcome, expected);
-  EXPECT_GT(memory::replay_totals().rebuilds, rebuilds);
-  EXPECT_GT(outcome[0].reports[0].memory.given_up, 0);
+  EXPECT_GT(memory::replay_totals().recomputations, recomputations);
+  EXPECT_GT(outcome[0].reports[0].memory.evicted, 0);
 }
 
 // In the middle of its backward rank 0 waits until the last layer's gradient holds both ranks' sum.
@@ -132,14 +133,14 @@ TEST(RecomputeTest, GradientsAreSentWhileBackwardStillRecomputes) {
 
 TEST(RecomputeTest, NamesThatTheForwardDoesNotHaveAreAllTold) {
   BlockTraining setup{.strategy = recomputed({}, {"block.0", "block,1", "blok.2", "pooler"})};
-  const auto text = error_of([&] { train_blocks(setup); });
+  const auto text = error_message_of([&] { train_blocks(setup); });
   EXPECT_TRUE(says(text, "[recompute] the forward never names these checkpoints:",
                    "'block,1' (did you mean 'block.1'", "'blok.2' (did you mean 'block.2'",
                    "- 'pooler'\n", "it names block.0, block.1, block.2, block.3, first"))
       << text;
   EXPECT_FALSE(says(text, "- 'block.0'"));
   setup.strategy = recomputed({}, {"block.0"});
-  EXPECT_EQ(error_of([&] { train_blocks(setup); }), "");
+  EXPECT_EQ(error_message_of([&] { train_blocks(setup); }), "");
 }
 
 TEST(RecomputeTest, AModelWithoutNamesIsToldHowToName) {
@@ -147,8 +148,8 @@ TEST(RecomputeTest, AModelWithoutNamesIsToldHowToName) {
   const auto before = copies(net->parameters());
   DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), recomputed({}, {"a", "b"}),
                                  std::make_shared<comm::Communicator>());
-  const auto text =
-      error_of([&] { optimizer.minimize([&] { return mean_loss(net, small_batch(4, 0)); }); });
+  const auto text = error_message_of(
+      [&] { optimizer.minimize([&] { return mean_loss(net, small_batch(4, 0)); }); });
   EXPECT_TRUE(says(text, "the forward names no tensor", "- 'a'\n", "- 'b'\n",
                    "x = fleet::checkpoint(layer->forward(x), \"name\")"))
       << text;
@@ -231,11 +232,11 @@ TEST(RecomputeOffloadTest, CheckpointShapeIsComparedAndNeverNeeded) {
   auto setup = large();
   setup.steps = 1;
   setup.strategy.recompute_configs.checkpoint_shape = {4096, 32};
-  EXPECT_TRUE(says(error_of([&] { train_blocks(setup); }),
+  EXPECT_TRUE(says(error_message_of([&] { train_blocks(setup); }),
                    "checkpoint 'first' has shape [4096, 64]",
                    "recompute_configs.checkpoint_shape says [4096, 32]"));
   setup.strategy.recompute_configs.checkpoint_shape = {4096, 64};
-  EXPECT_EQ(error_of([&] { train_blocks(setup); }), "");
+  EXPECT_EQ(error_message_of([&] { train_blocks(setup); }), "");
 }
 
 /// The open file of an offload in `folder`; -1: none.
@@ -267,7 +268,7 @@ void fails_and_goes_on(const std::function<void()>& harm, const std::function<vo
       return loss;
     });
   };
-  const auto text = error_of(step);
+  const auto text = error_message_of(step);
   mend();
   EXPECT_TRUE(says(text, "[offload]", expected_text)) << text;
   expect_equal(copies(net->parameters()), before);

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // One snapshot over several optimizers, models and the program's own values.
-#include "fleet/train/snapshot_contents.h"
+#include "fleet/snapshot/snapshot_contents.h"
 
 #include <cmath>
 
-#include "fleet/io/snapshot_folder.h"
 #include "fleet/io/weights.h"
+#include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/launched.h"
@@ -76,7 +77,7 @@ TEST(SnapshotContentsTest, ARequestToStopSavesAllOptimizersAtTheSamePoint) {
     const auto ask_one = [&](int64_t updates) {
       if (updates == 3 && comm->rank() == 1) request_stop();
     };
-    EXPECT_TRUE(says(error_of<Stopped>([&] { nets.train(&snapshots, 2, 1000, ask_one); }),
+    EXPECT_TRUE(says(error_message_of<Stopped>([&] { nets.train(&snapshots, 2, 1000, ask_one); }),
                      "all ranks stop after generator's update 4, discriminator's update 8: saved "
                      "in " +
                          folder.path().string() + "/step-00000012"));
@@ -101,9 +102,10 @@ TEST(SnapshotContentsTest, ASecondSnapshotsObjectIsRefusedAndTheFormOverSeveralN
   TwoNets nets({}, alone());
   for (const char* second : {"", "one", "another"}) {
     Snapshots first(nets.generator(), {.snapshot_dir = folder.path() / "one"});
-    EXPECT_TRUE(says(error_of([&] { Snapshots(nets.discriminator(), {.snapshot_dir = second}); }),
-                     "there is a fleet::Snapshots over " + folder.path().string() + "/one already",
-                     "fleet::Snapshots(options, {.optimizers = {{\"generator\", &g}, "));
+    EXPECT_TRUE(
+        says(error_message_of([&] { Snapshots(nets.discriminator(), {.snapshot_dir = second}); }),
+             "there is a fleet::Snapshots over " + folder.path().string() + "/one already",
+             "fleet::Snapshots(options, {.optimizers = {{\"generator\", &g}, "));
   }
   Snapshots after(nets.discriminator(), {.snapshot_dir = folder.path() / "one"});
 }
@@ -120,14 +122,14 @@ TEST(SnapshotContentsTest, OtherNamesAreRefusedWithTheNearest) {
   contents.optimizers[0].name = "genrator";
   contents.models.clear();
   contents.values[0] = {"bestloss", &best};
-  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), contents); }),
+  EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), contents); }),
                    "step-00000006 holds other names than are given here",
                    "missing: optimizer 'genrator' (did you mean 'generator'?)",
                    "unexpected: optimizer 'generator' (did you mean 'genrator'?)",
                    "unexpected: model 'average'",
                    "missing: value 'bestloss' (did you mean "
                    "'best_loss'?)"));
-  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), other.generator()); }),
+  EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), other.generator()); }),
                    "missing: an optimizer without a name", "unexpected: optimizer 'generator'"));
   expect_same(other.outcome(), before);
   EXPECT_EQ(best, 1);
@@ -141,11 +143,13 @@ TEST(SnapshotContentsTest, ContentsThatCannotBeNamedAreRefusedAllAtOnce) {
       .optimizers = {{"a", &nets.generator()}, {"a", &nets.discriminator()}, {"", nullptr}},
       .models = {{"b/c", nets.average_net()}},
       .values = {{"x", &number}, {"x", &number}, {"y", static_cast<int*>(nullptr)}}};
-  EXPECT_TRUE(says(error_of([&] { Snapshots({}, contents); }), "the name 'a' is taken twice",
+  EXPECT_TRUE(says(error_message_of([&] { Snapshots({}, contents); }),
+                   "the name 'a' is taken twice",
                    "the name '' of an optimizer is not made of letters", "optimizer '' is null",
                    "the name 'b/c' of a model is not made of letters",
                    "the value 'x' is given twice", "value 'y' is null"));
-  EXPECT_TRUE(says(error_of([] { Snapshots({}, SnapshotContents{}); }), "there is no optimizer"));
+  EXPECT_TRUE(
+      says(error_message_of([] { Snapshots({}, SnapshotContents{}); }), "there is no optimizer"));
 }
 
 TEST(SnapshotContentsTest, HaveTheFilesOfThePageAndWeightsForInference) {
@@ -335,7 +339,7 @@ TEST(SnapshotValueTest, AnotherTypeIsNamedAndNothingIsSet) {
                            {{"best", &best}, {"patience", &patience}, {"weights", &weights}}));
   int whole = 7;
   double number = 8;
-  EXPECT_TRUE(says(error_of([&] {
+  EXPECT_TRUE(says(error_message_of([&] {
                      load_snapshot(folder.path(), SnapshotContents::of(rank.optimizer(), {},
                                                                        {{"best", &whole},
                                                                         {"patience", &patience},

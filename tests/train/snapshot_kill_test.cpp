@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program of its own: it forks, which only a process without threads may do.
 #include <signal.h>
 #include <sys/wait.h>
@@ -7,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "fleet/io/snapshot_folder.h"
+#include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/launched.h"

@@ -1,5 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
 // N + M updates are N updates, a snapshot, a new start and M updates, bit for bit.
-#include "fleet/train/snapshot_tensors.h"
+#include "fleet/snapshot/snapshot_tensors.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/says.h"
@@ -201,7 +202,7 @@ TEST(SnapshotResumeTest, AnotherNumberOfRanksStartsFromRankZero) {
       now.losses.clear();
       expect_same(now, then);
       EXPECT_EQ(rank.optimizer().updates(), kBefore);
-      EXPECT_EQ(rank.optimizer().counters().usual_weight, 0);
+      EXPECT_EQ(rank.optimizer().counters().loss_normalizer, 0);
       rank.train(kBefore, kBefore + 2);
       EXPECT_EQ(rank.optimizer().updates(), kBefore + 2);
     });

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <filesystem>
 
-#include "fleet/train/snapshots.h"
+#include "fleet/snapshot/snapshots.h"
 
 #include "tests/train/block_net.h"
 
@@ -66,7 +67,7 @@ class TrainingRank {
     for (const double number :
          {double(counters.updates), double(counters.attempts), double(counters.calls), counters.lr,
           double(counters.scaler.scale), double(counters.scaler.good_in_a_row),
-          double(counters.scaler.skipped_total), counters.usual_weight}) {
+          double(counters.scaler.skipped_total), counters.loss_normalizer}) {
       result.losses.push_back(number);
     }
     return result;

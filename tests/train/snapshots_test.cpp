@@ -1,12 +1,14 @@
-#include "fleet/train/snapshots.h"
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/snapshot/snapshots.h"
 
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "fleet/data/data_loader.h"
-#include "fleet/io/snapshot_folder.h"
 #include "fleet/io/weights.h"
 #include "fleet/io/xx_hash64.h"
+#include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/launched.h"
@@ -54,7 +56,6 @@ Outcome run_program(const Comm& comm, const SnapshotOptions& options,
       optimizer.minimize(batch, [&](const Batch& part) { return rank.net()->loss(part); });
       snapshots.after_update();
       if (optimizer.attempts() == stop_after) {
-        snapshots.finish();
         auto outcome = rank.outcome();
         optimizer.sync();
         return outcome;
@@ -99,6 +100,132 @@ TEST(SnapshotsTest, SavesWhenItIsDueAndKeepsTheNewest) {
   EXPECT_EQ(snapshots_in(folder.path()), (Steps{30, 20, 16, 12}));
 }
 
+TEST(SnapshotsTest, EndOfTheTrainingIsInASnapshot) {
+  for (const int64_t save_every : {0, 4, 1000}) {
+    const TemporaryFolder folder;
+    run_program(alone(), {.snapshot_dir = folder.path(), .save_every = save_every}, {});
+    EXPECT_EQ(snapshots_in(folder.path()).front(), 30) << save_every;
+  }
+}
+
+// As --max_updates does it: the loop leaves off within an epoch.
+TEST(SnapshotsTest, EndWithinAnEpochIsInASnapshotToo) {
+  const DistributedStrategy local{.localsgd = true, .localsgd_configs = {.k_steps = 3}};
+  for (const auto& strategy : {DistributedStrategy{}, local}) {
+    const TemporaryFolder folder;
+    run_ranks(2, [&](const Comm& comm) {
+      TrainingRank rank({.strategy = strategy}, comm);
+      auto& optimizer = rank.optimizer();
+      auto data = numbers_of(comm, 4);
+      Snapshots snapshots(optimizer, {.snapshot_dir = folder.path(), .save_every = 2}, data);
+      for (const auto& batch : data.epoch(0)) {
+        optimizer.minimize(batch, [&](const Batch& part) { return rank.net()->loss(part); });
+        const bool is_over = optimizer.attempts() == 4;
+        snapshots.after_update(is_over ? Snapshots::Next::kEnd : Snapshots::Next::kUpdate);
+        if (is_over) break;
+      }
+      optimizer.end_epoch();  // with local SGD ranks become one model
+      snapshots.after_epoch();
+      snapshots.finish();
+      TrainingRank again({.strategy = strategy}, comm);
+      auto resumed = numbers_of(comm, 4);
+      EXPECT_EQ(load_snapshot(folder.path(), again.optimizer(), resumed), 4);
+      EXPECT_EQ(resumed.state().next_update, 4);
+      expect_equal(copies(again.net()->parameters()), copies(rank.net()->parameters()));
+      comm->barrier("a check");
+    });
+    EXPECT_EQ(snapshots_in(folder.path()), (Steps{4, 2}));
+  }
+}
+
+TEST(SnapshotsTest, OneThatIsSavedInBetweenDoesNotShiftThoseAfter) {
+  const TemporaryFolder folder;
+  const SnapshotOptions options{.snapshot_dir = folder.path(), .save_every = 4, .keep = 0};
+  TrainingRank rank({}, alone());
+  Snapshots snapshots(rank.optimizer(), options);
+  for (int64_t step = 0; step < 12; ++step) {
+    rank.train(step, step + 1);
+    snapshots.after_update();
+    if (step + 1 == 6) snapshots.save();  // as on SIGTERM
+  }
+  snapshots.finish();
+  EXPECT_EQ(snapshots_in(folder.path()), (Steps{12, 8, 6, 4}));
+}
+
+TEST(SnapshotsTest, WindowThatIsOpenAtTheEndIsSaid) {
+  const TemporaryFolder folder;
+  TrainingRank rank(
+      {.strategy = {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 2}}}, alone());
+  Snapshots snapshots(rank.optimizer(), {.snapshot_dir = folder.path(), .save_every = 100});
+  for (int call = 0; call < 3; ++call) {
+    rank.optimizer().minimize([&] { return rank.net()->loss(small_batch(4, call)); });
+    snapshots.after_update();
+  }
+  ::testing::internal::CaptureStderr();
+  snapshots.finish();
+  EXPECT_TRUE(says(::testing::internal::GetCapturedStderr(),
+                   "the end of the training is in no snapshot: an accumulation window is open"));
+  EXPECT_EQ(snapshots_in(folder.path()), Steps{});
+}
+
+TEST(SnapshotsTest, SayWhatWasWritten) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  ::testing::internal::CaptureStdout();
+  save_snapshot(folder.path(), rank.optimizer());
+  const auto said = ::testing::internal::GetCapturedStdout();
+  EXPECT_TRUE(says(said, "[snapshot] update 0 saved: ", " KiB in ", " s, ",
+                   (folder.path() / "step-00000000").string() + "\n"));
+}
+
+TEST(SnapshotsTest, FolderIsLockedBeforeTheFirstUpdate) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  const Snapshots snapshots(rank.optimizer(), {.snapshot_dir = folder.path()});
+  std::thread([&] {
+    TrainingRank other({}, alone());
+    EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                       Snapshots second(other.optimizer(), {.snapshot_dir = folder.path()});
+                     }),
+                     "is in use by another run: this process itself (pid "));
+    EXPECT_TRUE(
+        says(error_message_of<UsageError>([&] { save_snapshot(folder.path(), other.optimizer()); }),
+             "is in use by another run"));
+  }).join();
+}
+
+TEST(SnapshotsTest, RefusalOfRankZeroIsThatOfAll) {
+  const TemporaryFolder folder;
+  const FolderLock lock(folder.path());
+  run_ranks(2, [&](const Comm& comm) {
+    TrainingRank rank({}, comm);
+    EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                       Snapshots snapshots(rank.optimizer(), {.snapshot_dir = folder.path()});
+                     }),
+                     comm->rank() == 0 ? "[snapshot] /" : "[snapshot] rank 0: /",
+                     "is in use by another run", "fix: give each run"));
+  });
+}
+
+TEST(SnapshotsTest, FolderThatCannotBeWrittenIsSeenAtTheStart) {
+  const TemporaryFolder folder;
+  folder.write("file", "x");
+  TrainingRank rank({}, alone());
+  for (const auto& dir : {folder.path() / "file", folder.path() / "file" / "below"}) {
+    EXPECT_TRUE(says(error_message_of<UsageError>(
+                         [&] { Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir}); }),
+                     "--snapshot_dir: cannot write " + dir.string(), "Not a directory"));
+  }
+}
+
+TEST(SnapshotsTest, SnapshotThatWasBetweenTwoNamesIsLoaded) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, alone());
+  save_snapshot(folder.path(), rank.optimizer());
+  fs::rename(snapshot_folder(folder.path(), 0), folder.path() / ".replaced-step-00000000");
+  EXPECT_EQ(load_snapshot(folder.path(), rank.optimizer()), 0);
+}
+
 TEST(SnapshotsTest, WithoutAFolderNothingHappens) {
   TrainingRank rank({}, alone());
   Snapshots snapshots(rank.optimizer(), {.save_every = 1});
@@ -123,8 +250,8 @@ TEST(SnapshotsTest, AWindowOfCallsIsNotCutInTwo) {
   }
   snapshots.finish();
   EXPECT_EQ(snapshots_in(folder.path()), (Steps{2, 1}));
-  EXPECT_TRUE(
-      says(error_of([&] { snapshots.save(); }), "1 of 3 calls of minimize wait", "report.updated"));
+  EXPECT_TRUE(says(error_message_of([&] { snapshots.save(); }), "1 of 3 calls of minimize wait",
+                   "report.updated"));
 }
 
 TEST(SnapshotsTest, TrainingGoesOnWhileItIsWritten) {
@@ -151,27 +278,44 @@ TEST(SnapshotsTest, AnErrorOfTheWriterComesOutLater) {
   const auto dir = folder.path() / "here";
   TrainingRank rank({}, alone());
   Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir});
+  fs::remove_all(dir);
   folder.write("here", "a file where the folder should be");
   snapshots.save();
-  EXPECT_TRUE(says(error_of([&] { snapshots.save(); }), "cannot", dir.string()));
+  EXPECT_TRUE(says(error_message_of([&] { snapshots.save(); }), "cannot", dir.string()));
   snapshots.save();
-  EXPECT_TRUE(says(error_of([&] { snapshots.finish(); }), "cannot", dir.string()));
+  EXPECT_TRUE(says(error_message_of([&] { snapshots.finish(); }), "cannot", dir.string()));
   fs::remove(dir);
   snapshots.save();
   snapshots.finish();
   EXPECT_EQ(snapshots_in(dir), Steps{0});
 }
 
-TEST(SnapshotsTest, ARankThatCannotWriteTellsTheOthers) {
+TEST(SnapshotsTest, RanksThatSeeOtherFoldersAreToldAtTheStart) {
   const TemporaryFolder folder;
   run_ranks(2, [&](const Comm& comm) {
     TrainingRank rank({}, comm);
     // Rank 1 looks elsewhere, as on a machine without the shared folder.
     const auto dir = comm->rank() == 0 ? folder.path() : folder.path() / "elsewhere";
+    EXPECT_TRUE(says(error_message_of<UsageError>(
+                         [&] { Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir}); }),
+                     comm->rank() == 0 ? "[snapshot] rank 1: /" : "[snapshot] /", "elsewhere on ",
+                     "its ranks do not see the same one", "--snapshot_dir"));
+  });
+}
+
+TEST(SnapshotsTest, RankThatCannotWriteTellsTheOthers) {
+  const TemporaryFolder folder, other;
+  fs::create_symlink(folder.path(), other.path() / "link");
+  run_ranks(2, [&](const Comm& comm) {
+    TrainingRank rank({}, comm);
+    const auto dir = comm->rank() == 0 ? folder.path() : other.path() / "link";
     Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir});
+    comm->barrier("both are there");
+    if (comm->rank() == 1) fs::remove(dir);  // its server is gone
     snapshots.save();
-    EXPECT_TRUE(says(error_of([&] { snapshots.finish(); }),
-                     comm->rank() == 0 ? "rank 1 could not write" : "cannot make a file beside"));
+    EXPECT_TRUE(says(error_message_of([&] { snapshots.finish(); }),
+                     comm->rank() == 0 ? "[snapshot] rank 1: cannot write " : "cannot write ",
+                     "link/.step-00000000."));
   });
   EXPECT_EQ(snapshots_in(folder.path()), Steps{});
 }
@@ -193,14 +337,19 @@ TEST(SnapshotsTest, DataGoOnAfterAsManySamplesOnOtherRanks) {
   EXPECT_EQ(same.state().epoch, 1);
   EXPECT_EQ(same.state().next_update, 3);
   auto other = numbers_of(alone(), 10);  // 24 samples are two batches and a bit
+  ::testing::internal::CaptureStderr();
   load_snapshot(folder.path(), rank.optimizer(), other);
+  EXPECT_TRUE(says(::testing::internal::GetCapturedStderr(), "the global batch was 8 and is now 10",
+                   "use --batch_size 8: 8 x 1 rank keep"));
   EXPECT_EQ(other.state().epoch, 1);
   EXPECT_EQ(other.state().next_update, 2);
   run_ranks(2, [&](const Comm& comm) {  // no excuse: as many ranks
     TrainingRank again({}, comm);
     auto data = numbers_of(comm, 5);
-    EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), again.optimizer(), data); }),
-                     "global batch (batch_size x ranks) was 8 and is now 10"));
+    EXPECT_TRUE(
+        says(error_message_of([&] { load_snapshot(folder.path(), again.optimizer(), data); }),
+             "global batch (batch_size x ranks) was 8 and is now 10",
+             "fix: use --batch_size 4: 4 x 2 ranks keep the global batch of 8"));
   });
 }
 
@@ -209,7 +358,7 @@ TEST(SnapshotsTest, AskForAPositionThatIsThere) {
   TrainingRank rank({}, alone());
   auto data = numbers_of(alone(), 4);
   save_snapshot(folder.path(), rank.optimizer());
-  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), rank.optimizer(), data); }),
+  EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), rank.optimizer(), data); }),
                    "no position in the data", "resume without data"));
 }
 
@@ -221,12 +370,12 @@ TEST(SnapshotsTest, RefuseAnotherModelAndLeaveItAlone) {
   const auto before = copies(other->parameters());
   DistributedOptimizer optimizer(
       std::make_unique<optim::Momentum>(other, optim::MomentumOptions{.lr = 0.1}), {}, alone());
-  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), optimizer); }),
-                   "model.safetensors is of another model", "unlike: first.weight",
+  EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), optimizer); }),
+                   "model.safetensors is of another model", "mismatched: first.weight",
                    "missing: linears.2.weight", "fleet::load_weights"));
   expect_equal(copies(other->parameters()), before);
   TrainingRank adam({.optimizer = "Adam"}, alone());
-  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), adam.optimizer()); }),
+  EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), adam.optimizer()); }),
                    "optimizer.safetensors", "unexpected: velocity/first.weight"));
 }
 
@@ -307,10 +456,11 @@ TEST_F(DamagedSnapshotTest, HasTheFilesOfThePage) {
                        "rank-1.json", "rank-1.safetensors", "training.json"}));
 }
 
+// 100 flips, over all kinds of files.
 TEST_F(DamagedSnapshotTest, AFlippedBitAnywhereIsNoticed) {
   std::mt19937_64 random(11);
   for (const auto& name : files()) {
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < 10; ++round) {
       const auto said = said_about([&](const fs::path& newer) {
         auto bytes = contents(newer / name);
         const auto bit = random() % (bytes.size() * 8);
@@ -318,7 +468,8 @@ TEST_F(DamagedSnapshotTest, AFlippedBitAnywhereIsNoticed) {
         std::ofstream(newer / name, std::ios::binary) << bytes;
       });
       // A wrong hash or name in the list is found at the file that it belongs to.
-      EXPECT_TRUE(says(said, "step-00000003 is not used", name == "checksums.xxh64" ? "" : name));
+      EXPECT_TRUE(says(said, "step-00000003 is not used: rank",
+                       "step-00000003/" + (name == "checksums.xxh64" ? "" : name)));
     }
   }
 }
@@ -326,10 +477,13 @@ TEST_F(DamagedSnapshotTest, AFlippedBitAnywhereIsNoticed) {
 TEST_F(DamagedSnapshotTest, ATruncatedFileIsNoticed) {
   std::mt19937_64 random(12);
   for (const auto& name : files()) {
-    const auto said = said_about([&](const fs::path& newer) {
-      fs::resize_file(newer / name, random() % fs::file_size(newer / name));
-    });
-    EXPECT_TRUE(says(said, "step-00000003 is not used", name == "checksums.xxh64" ? "" : name));
+    const auto size = fs::file_size(snapshot_folder(whole_->path(), 3) / name);
+    for (const auto left : {uintmax_t{0}, random() % size, size - 1}) {
+      const auto said =
+          said_about([&](const fs::path& newer) { fs::resize_file(newer / name, left); });
+      EXPECT_TRUE(says(said, "step-00000003 is not used: rank",
+                       "step-00000003/" + (name == "checksums.xxh64" ? "" : name)));
+    }
   }
 }
 
@@ -347,7 +501,8 @@ TEST_F(DamagedSnapshotTest, AnotherFormatIsNamed) {
     text.replace(text.find("\"format\": 1"), 11, "\"format\": 3");
     const TemporaryFolder folder;
     hashes["training.json"] = XxHash64::of_file(folder.write("training.json", text));
-    NewSnapshot snapshot(newer.parent_path(), 3);
+    FolderLock lock(newer.parent_path());
+    NewSnapshot snapshot(lock, 3);
     for (const auto& [name, hash] : hashes) fs::copy(newer / name, snapshot.hidden() / name);
     fs::copy(folder.path() / "training.json", snapshot.hidden() / "training.json",
              fs::copy_options::overwrite_existing);
@@ -363,8 +518,13 @@ TEST_F(DamagedSnapshotTest, WhenNoneIsLeftItIsAnError) {
     fs::resize_file(snapshot_folder(folder.path(), step) / "model.safetensors", 100);
   }
   TrainingRank rank({}, alone());
-  EXPECT_TRUE(says(error_of([&] { load_snapshot(folder.path(), rank.optimizer()); }),
-                   "none of the 2 snapshots", "move them away"));
+  EXPECT_TRUE(
+      says(error_message_of<UsageError>([&] { load_snapshot(folder.path(), rank.optimizer()); }),
+           "none of the 2 snapshots", "move them away"));
+  fs::remove_all(snapshot_folder(folder.path(), 2));
+  EXPECT_TRUE(
+      says(error_message_of<UsageError>([&] { load_snapshot(folder.path(), rank.optimizer()); }),
+           "the snapshot in", "cannot be used"));
 }
 
 }  // namespace

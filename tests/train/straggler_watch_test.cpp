@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/straggler_watch.h"
 
 #include <gtest/gtest.h>
@@ -26,9 +27,10 @@ TEST(StragglerWatchTest, NamesARankOnceAfterFiveUpdatesInARow) {
   EXPECT_TRUE(said(watch, {0.1, 0.1, 0.15, 0.12}, 1).empty()) << "in a row";
   const auto lines = said(watch, {0.1, 0.1, 0.3, 0.12}, 50);
   ASSERT_EQ(lines.size(), 1U);
-  EXPECT_EQ(lines[0],
-            "rank 2 (c) holds the others up: its own part of an update takes 0.3 s, 3.0 times the "
-            "0.1 s that ranks usually need, in the last 5 updates");
+  EXPECT_EQ(
+      lines[0],
+      "rank 2 (c) slows the others down: its own compute for an update takes 0.3 s, 3.0 times the "
+      "0.1 s that ranks usually need, in the last 5 updates");
 }
 
 TEST(StragglerWatchTest, SpeaksAgainWhenItIsMuchWorseAndWhenItKeepsUp) {
@@ -37,11 +39,12 @@ TEST(StragglerWatchTest, SpeaksAgainWhenItIsMuchWorseAndWhenItKeepsUp) {
   EXPECT_TRUE(said(watch, {0.1, 0.1, 0.5, 0.1}, 20).empty());
   const auto worse = said(watch, {0.1, 0.1, 0.8, 0.1}, 20);
   ASSERT_EQ(worse.size(), 1U);
-  EXPECT_TRUE(says(worse[0], "rank 2 (c) holds the others up", "8.0 times"));
+  EXPECT_TRUE(says(worse[0], "rank 2 (c) slows the others down", "8.0 times"));
   const auto well = said(watch, {0.1, 0.1, 0.11, 0.1}, 20);
   ASSERT_EQ(well.size(), 1U);
   EXPECT_EQ(well[0],
-            "rank 2 (c) keeps up again: 0.11 s for an update, and ranks usually need 0.1 s");
+            "rank 2 (c) is as fast as the others again: 0.11 s for an update, and ranks usually "
+            "need 0.1 s");
   EXPECT_EQ(said(watch, {0.1, 0.1, 0.3, 0.1}, 5).size(), 1U) << "and a relapse is named";
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/strategy_check.h"
 
 #include <algorithm>
@@ -114,7 +115,7 @@ TEST(StrategyCheckTest, OffloadNeedsRecompute) {
 TEST(StrategyCheckTest, MergingIsSaidInOneWay) {
   EXPECT_EQ(problems({.gradient_merge = true,
                       .gradient_merge_configs = {.k_steps = 4, .micro_batch_size = 8}}),
-            Lines{"gradient_merge_configs: k_steps = 4 says how many parts a batch has, "
+            Lines{"gradient_merge_configs: k_steps = 4 says how many micro-batches a batch has, "
                   "micro_batch_size = 8 how large they are; give one of them"});
 }
 
@@ -157,7 +158,7 @@ TEST(StrategyCheckTest, StateThatOnlyTheOptimizerCanReadStaysWithItsRank) {
   auto elastic = torch;
   elastic.is_elastic = true;
   EXPECT_EQ(problems({.localsgd = true}, elastic),
-            Lines{"fleetrun --elastic gives a rank that comes back the optimizer's state, which "
+            Lines{"fleetrun --elastic gives a restarted rank the optimizer's state, which "
                   "torch::optim::RMSprop keeps to itself; use an optimizer of Fleet's, or leave "
                   "--elastic out and restart from snapshots"});
 }

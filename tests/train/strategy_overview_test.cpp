@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/strategy_overview.h"
 
 #include <limits>
 
 #include <gtest/gtest.h>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <fstream>
 #include <sstream>
 
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 #include "fleet/train/strategy_check.h"
 #include "fleet/train/train_config.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizers of LibTorch, and one of a user's own, inside DistributedOptimizer.
 #include "fleet/optim/torch_optimizer.h"
 
@@ -5,7 +6,7 @@
 #include <torch/optim.h>
 #include <torch/serialize/archive.h>
 
-#include "fleet/train/snapshots.h"
+#include "fleet/snapshot/snapshots.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/says.h"
@@ -475,7 +476,7 @@ TEST_F(TorchSnapshotTest, OfAnotherOptimizerIsRefused) {
     save_snapshot(folder.path(), optimizer);
   }
   const auto refused = [&](DistributedOptimizer optimizer) {
-    return error_of([&] { load_snapshot(folder.path(), optimizer); });
+    return error_message_of([&] { load_snapshot(folder.path(), optimizer); });
   };
   EXPECT_TRUE(says(refused(distributed_optimizer(net, torch::optim::Adagrad(net->parameters()))),
                    "was written with torch::optim::RMSprop, and this training has "
@@ -489,16 +490,17 @@ TEST_F(TorchSnapshotTest, AnOptimizerThatSavesNothingIsRefusedBeforeTheFirstUpda
   auto net = small_net();
   auto optimizer =
       distributed_optimizer(net, Forgetful(std::vector<OptimizerParamGroup>{net->parameters()}));
-  EXPECT_TRUE(says(
-      error_of([&] { Snapshots snapshots(optimizer, {.snapshot_dir = folder.path().string()}); }),
-      "Forgetful::save() writes nothing, so that a snapshot would lose its state",
-      "override save() and load()"));
+  EXPECT_TRUE(says(error_message_of([&] {
+                     Snapshots snapshots(optimizer, {.snapshot_dir = folder.path().string()});
+                   }),
+                   "Forgetful::save() writes nothing, so that a snapshot would lose its state",
+                   "override save() and load()"));
 }
 
 TEST(TorchOptimizerTest, WhatCannotWorkIsRefusedInASentence) {
   auto net = small_net(), other = small_net();
   const auto refused = [&](const TorchOptim& inner, const DistributedStrategy& strategy = {}) {
-    return error_of([&] {
+    return error_message_of([&] {
       DistributedOptimizer(std::make_unique<optim::TorchOptimizer>(net, inner), strategy, kAlone());
     });
   };
@@ -532,7 +534,7 @@ TEST(TorchOptimizerTest, AnOptimizerThatReplacesParametersIsNamed) {
   auto net = small_net();
   auto optimizer =
       distributed_optimizer(net, Replacing(std::vector<OptimizerParamGroup>{net->parameters()}));
-  EXPECT_TRUE(says(error_of([&] {
+  EXPECT_TRUE(says(error_message_of([&] {
                      optimizer.minimize(small_batch(8, 0),
                                         [&](const Batch& part) { return mean_loss(net, part); });
                    }),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a new user writes first. It must not compile, and the compiler must say why.
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/rmsprop.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/train_config.h"
 
 #include <cstdio>
@@ -43,7 +44,7 @@ TrainConfig parsed(const Words& words, const TrainConfig& defaults = {}) {
 class StrategyFile {
  public:
   explicit StrategyFile(const std::string& text)
-      : path((std::filesystem::path(testing::TempDir()) / "train_config_test.json").string()) {
+      : path((std::filesystem::path(::testing::TempDir()) / "train_config_test.json").string()) {
     std::ofstream(path) << text;
   }
   ~StrategyFile() { std::remove(path.c_str()); }
@@ -254,7 +255,7 @@ TEST(TrainConfigTest, MistakesOfTheFileNameTheFile) {
   try {
     parsed({"--strategy", file.path.c_str()});
     FAIL();
-  } catch (const Error& error) {
+  } catch (const UsageError& error) {
     EXPECT_TRUE(std::string(error.what()).starts_with("[strategy] " + file.path)) << error.what();
   }
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <limits>
@@ -7,7 +8,7 @@
 
 #include "fleet/data/data_loader.h"
 #include "fleet/data/dataset.h"
-#include "fleet/train/snapshots.h"
+#include "fleet/snapshot/snapshots.h"
 
 #include "tests/train/block_net.h"
 

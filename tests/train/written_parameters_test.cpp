@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In-place writes to parameters are never lost, and updates are seen by autograd.
 #include <gtest/gtest.h>
 
@@ -144,7 +145,7 @@ TEST(WrittenParametersTest, AnUpdateIsSeenByAutograd) {
         y = net->forward(x).square().sum();
       }
       optimizer.minimize([&] { return mean_loss(net, small_batch(6, 1)); });
-      const auto text = testing::error_of<c10::Error>([&] { y.backward(); });
+      const auto text = testing::error_message_of<c10::Error>([&] { y.backward(); });
       EXPECT_TRUE(says(text, "modified by an inplace operation")) << name;
     }
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleet/commands.h"
 
 #include <algorithm>
@@ -5,8 +6,9 @@
 #include <vector>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/core/nearest_name.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/nearest_name.h"
+#include "fleet/core/version.h"
 
 namespace fleet::tool {
 namespace {
@@ -14,9 +16,10 @@ namespace {
 constexpr Command kCommands[] = {
     {"convert", "checks a file of weights against a model and writes it with Fleet's names",
      convert},
+    {"doctor", "checks this machine before a job starts, and says what to change", doctor},
     {"inspect", "lists the tensors of a safetensors file without loading them", inspect},
-    {"plan", "says what batch fits into how much memory, with and without recompute", plan},
-    {"tokenize", "turns plain text into samples for BERT, with a vocabulary of its own if wanted",
+    {"plan", "predicts which batch fits into how much memory, with and without recompute", plan},
+    {"tokenize", "converts plain text to samples for BERT, and trains a vocabulary on request",
      tokenize},
 };
 
@@ -24,7 +27,8 @@ std::string help() {
   std::string text = "fleet: tools around training\n\nusage: fleet COMMAND [flags]\n\n";
   for (const auto& command : kCommands) text += format("  {:<10}{}\n", command.name, command.about);
   return text +
-         "\n'fleet COMMAND --help' lists the flags of a command.\n"
+         "\n'fleet COMMAND --help' lists the flags of a command, 'fleet --version' prints "
+         "versions.\n"
          "\nExamples:\n"
          "  fleet inspect model.safetensors\n"
          "  fleet plan --model bert-large --seq 512 --batch 256 --budget 32GiB\n";
@@ -37,6 +41,7 @@ std::span<const Command> commands() { return kCommands; }
 int run(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "--help" || name == "-h" || name == "help") throw HelpRequested(help());
+  if (name == "--version") throw HelpRequested(version_text("fleet"));
   std::vector<std::string> names;
   for (const auto& command : kCommands) {
     names.emplace_back(command.name);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <span>
@@ -20,6 +21,7 @@ std::span<const Command> commands();
 int run(int argc, char** argv);
 
 int convert(int argc, char** argv);
+int doctor(int argc, char** argv);
 int inspect(int argc, char** argv);
 int plan(int argc, char** argv);
 int tokenize(int argc, char** argv);

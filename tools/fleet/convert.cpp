@@ -1,13 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
 
-#include "fleet/core/byte_size.h"
-#include "fleet/core/command_line.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/options/command_line.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/io/output_check.h"
 #include "fleet/io/weights.h"
 
 #include "tools/fleet/commands.h"
@@ -78,11 +80,17 @@ int convert(int argc, char** argv) {
     return 0;
   }
   std::vector<std::string> problems;
-  if (options.model.empty()) problems.emplace_back("--model says whose names to expect");
-  if (options.from.empty()) problems.emplace_back("--from says which file to read");
+  if (options.model.empty())
+    problems.emplace_back("--model is missing: it gives the names to expect");
+  if (options.from.empty()) problems.emplace_back("--from is missing: the file to read");
   if (!problems.empty()) {
     throw UsageError::all("convert", "flags are missing:", problems,
                           "fleet convert --help lists every flag");
+  }
+  if (!options.to.empty()) {
+    const OutputPlace to{options.to, "--to", "convert"};
+    check_overwrites_nothing({to}, {{options.from, "the file of --from"}});
+    check_output_file(to);
   }
   const auto model = model_without_numbers(options.model, options.vocab, options.classes);
   const SafetensorsFile file(options.from);

@@ -1,28 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleet/inspect.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 
-#include "fleet/core/byte_size.h"
-#include "fleet/core/command_line.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/options/command_line.h"
+#include "fleet/core/process/standard_output.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
+#include "fleet/core/text/printable.h"
 #include "fleet/io/safetensors.h"
 
 #include "tools/fleet/commands.h"
 
 namespace fleet::tool {
 namespace {
-
-// Names come from a file: nothing in them may steer a terminal.
-std::string printable(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    out += byte < 0x20 || byte == 0x7F ? format("\\x{:02x}", byte) : std::string(1, c);
-  }
-  return out;
-}
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -50,11 +46,11 @@ void print_tensors(const std::filesystem::path& path) {
     bytes += entry.bytes;
     numbers += entry.bytes / static_cast<int64_t>(c10::elementSize(entry.dtype));
   }
-  text +=
-      format("{} tensors, {} numbers, {}\n", file.entries().size(), numbers, byte_size_text(bytes));
+  text += format("{}, {}, {}\n", plural(std::ssize(file.entries()), "tensor"),
+                 plural(numbers, "number"), byte_size_text(bytes));
   for (const auto& [key, value] : file.metadata())
     text += format("{}: {}\n", printable(key), printable(value));
-  std::fputs(text.c_str(), stdout);
+  write_text(STDOUT_FILENO, text);
 }
 
 int inspect(int argc, char** argv) {

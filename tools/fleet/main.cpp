@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fleet: tools around training, one command each. See docs/fleet.md.
 
 #include "fleet/core/error.h"

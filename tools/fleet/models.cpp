@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleet/models.h"
 
 #include "fleet/applications/bert.h"
@@ -5,7 +6,7 @@
 #include "fleet/applications/transformer.h"
 #include "fleet/applications/vgg.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::tool {
 namespace {

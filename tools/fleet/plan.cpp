@@ -1,15 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <optional>
 
-#include "fleet/core/byte_size.h"
-#include "fleet/core/command_line.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/memory/meta_profile.h"
-#include "fleet/memory/plan_simulation.h"
-#include "fleet/memory/planner.h"
+#include "fleet/core/options/command_line.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/io/atomic_file.h"
+#include "fleet/io/output_check.h"
+#include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/plan_simulation.h"
+#include "fleet/memory/plan/planner.h"
 
 #include "tools/fleet/commands.h"
 #include "tools/fleet/plan_model.h"
@@ -47,22 +49,28 @@ const FieldList& fields_of(const PlanCommandOptions*) {
       .area = "plan",
       .fields = {
           field<&P::model>("model", "which to plan for").one_of(planned_models()),
-          field<&P::seq>("seq", "length of a sample of text").at_least(8).in_unit("tokens"),
-          field<&P::image>("image", "sides of an image").at_least(32).in_unit("pixels"),
-          field<&P::batch>("batch", "does this one fit, and by which plan; 0: not asked")
+          field<&P::seq>("seq",
+                         "length of a sample of text; a Transformer's source and target each")
+              .at_least(8)
+              .at_most(1 << 17)
+              .in_unit("tokens"),
+          field<&P::image>("image", "sides of an image")
+              .at_least(32)
+              .at_most(1 << 14)
+              .in_unit("pixels"),
+          field<&P::batch>("batch", "whether this batch fits, and by which plan; 0: none")
               .at_least(0)
               .in_unit("samples"),
-          field<&P::budget>("budget", "memory for tensors, parameters and all"),
+          field<&P::budget>("budget", "memory for all tensors, parameters included"),
           field<&P::amp>("amp", "parameters and activations in bf16, with fp32 masters"),
-          field<&P::gflops>("gflops", "speed of products, for the times; a V100's in fp32")
+          field<&P::gflops>("gflops", "compute rate, for the times; default: a V100 in fp32")
               .above(0)
               .in_unit("GFLOP/s"),
-          field<&P::bandwidth>("bandwidth", "speed of memory, for the times; a V100's")
+          field<&P::bandwidth>("bandwidth", "memory bandwidth, for the times; default: a V100")
               .above(0)
               .in_unit("GB/s"),
           field<&P::offload_speed>("offload_speed",
-                                   "at which values leave and come back, each way; a card's to "
-                                   "the memory of its host")
+                                   "of offload and prefetch, each way; default: PCIe of a V100")
               .above(0)
               .in_unit("GB/s"),
           field<&P::svg>("svg", "draw memory over time, and time over memory, into this file"),
@@ -73,10 +81,7 @@ const FieldList& fields_of(const PlanCommandOptions*) {
 }
 
 void write(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (!file) throw Error("plan", format("{} cannot be written", path), "name another file");
+  write_file_atomically(path, text, "plan");
   std::printf("wrote %s\n", path.c_str());
 }
 
@@ -84,6 +89,11 @@ void print(const std::string& line) { std::printf("%s\n", line.c_str()); }
 
 std::string added_time(double seconds, double plain) {
   return format("{:+.1f} %", 100 * (seconds / plain - 1));
+}
+
+// Four digits at least: the added time follows from what is printed.
+std::string milliseconds(double seconds) {
+  return format("{:.{}f} ms", 1e3 * seconds, seconds < 0.01 ? 4 : 2);
 }
 
 PlanModelOptions model_options(const PlanCommandOptions& options) {
@@ -99,8 +109,8 @@ PlanModelOptions model_options(const PlanCommandOptions& options) {
 }
 
 std::string sample_text(const PlanCommandOptions& options) {
-  return options.model.starts_with("bert") ? format("seq {}", options.seq)
-                                           : format("{0} x {0}", options.image);
+  return is_text_model(options.model) ? format("seq {}", options.seq)
+                                      : format("{0} x {0}", options.image);
 }
 
 struct Asked {
@@ -108,8 +118,10 @@ struct Asked {
   std::shared_ptr<const Plan> plan;
 };
 
-// Plain where that fits, since nothing is quicker.
-Asked ask(PlanModel& model, int64_t batch, int64_t budget) {
+// Plain where that fits, since nothing is quicker. Nothing is asked beyond the largest batch of
+// all: shapes of any size cannot even be counted.
+Asked ask(PlanModel& model, int64_t batch, int64_t largest, int64_t budget) {
+  if (batch > largest) return {};
   for (const auto way : {Way::kPlain, Way::kPlanned, Way::kPlannedWithOffload}) {
     if (auto plan = plan_within(model, way, batch, budget)) return {way, plan};
   }
@@ -167,16 +179,16 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
       format("times by a model: {:.0f} GFLOP/s or {:.0f} GB/s, whichever is slower for an op, "
              "backward twice forward; offload {:.0f} GB/s each way",
              options.gflops, options.bandwidth, options.offload_speed));
-  print(format("\n{:<24}{:>8}{:>14}{:>16}{:>16}", "", "batch", "peak", "time/sample",
-               "against plain"));
+  print(format("\n{:<24}{:>8}{:>14}{:>16}{:>22}{:>10}", "", "batch", "peak", "time/sample",
+               "plain, if it fitted", "added"));
   std::string json;
   const auto row = [&](const std::string& name, const LargestBatch& batch) {
     if (batch.samples == 0) return print(format("{:<24}{:>8}", name, "none"));
     const double seconds = batch.seconds_per_sample();
     const double kept = batch.plan->plain_seconds / static_cast<double>(batch.samples);
-    print(format("{:<24}{:>8}{:>14}{:>13.2f} ms{:>16}", name, batch.samples,
-                 byte_size_text(batch.plan->predicted_peak), 1e3 * seconds,
-                 added_time(seconds, kept)));
+    print(format("{:<24}{:>8}{:>14}{:>16}{:>22}{:>10}", name, batch.samples,
+                 byte_size_text(batch.plan->predicted_peak), milliseconds(seconds),
+                 milliseconds(kept), added_time(seconds, kept)));
     json += format(
         "{}\n    {{\"way\": \"{}\", \"batch\": {}, \"peak_bytes\": {}, "
         "\"seconds_per_sample\": {:.6g}, \"plain_seconds_per_sample\": {:.6g}}}",
@@ -201,15 +213,17 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
   }
   row("with offload, largest", offloaded);
   if (offloaded.samples == 0) {
-    throw Error("plan",
-                format("not one sample fits into {}, whatever is recomputed or offloaded",
-                       byte_size_text(budget)),
-                "give a larger --budget, or a shorter --seq");
+    throw UsageError("plan",
+                     format("not one sample fits into {}, whatever is recomputed or offloaded",
+                            byte_size_text(budget)),
+                     "give a larger --budget, or smaller samples (--seq, --image)");
   }
   std::string asked_json;
   auto drawn = planned.samples > 0 ? planned : offloaded;
   if (options.batch > 0) {
-    const auto asked = ask(model, options.batch, budget);
+    const auto largest =
+        std::max({plain.samples, blocks.samples, planned.samples, offloaded.samples});
+    const auto asked = ask(model, options.batch, largest, budget);
     if (asked.plan) {
       drawn = {options.batch, asked.plan};
       print(format("\nbatch {} fits {}: {}, {} at the peak, {:.3f} s a step ({} against plain)",
@@ -228,8 +242,8 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
     } else {
       const auto parts = (options.batch + offloaded.samples - 1) / offloaded.samples;
       print(
-          format("\nbatch {} does not fit at once; gradient_merge takes it in {} parts of up to "
-                 "{} samples",
+          format("\nbatch {} does not fit at once; gradient_merge takes it in {} micro-batches of "
+                 "up to {} samples",
                  options.batch, parts, (options.batch + parts - 1) / parts));
       asked_json = format(",\n  \"asked\": {{\"batch\": {}, \"fits\": false, \"parts\": {}}}",
                           options.batch, parts);
@@ -305,9 +319,21 @@ int plan(int argc, char** argv) {
                       "fleet plan --guide"}},
         argc, argv);
   const auto budget = byte_size(options.budget).value_or(0);
+  constexpr int64_t kMost = int64_t{1} << 50;  // beyond it, batches have no counted sizes
+  if (budget > kMost) {
+    throw UsageError(
+        "plan", format("--budget: {} is more than one process can have", byte_size_text(budget)),
+        "give the memory of one rank, such as 32GiB");
+  }
   if (budget <= 0) {
     throw UsageError("plan", format("--budget: '{}' is no amount of memory", options.budget),
                      "write a size such as 32GiB");
+  }
+  const std::vector<OutputPlace> outputs = {{options.svg, "--svg", "plan"},
+                                            {options.json, "--json", "plan"}};
+  check_overwrites_nothing(outputs, {});
+  for (const auto& place : outputs) {
+    if (!place.path.empty()) check_output_file(place);
   }
   if (options.guide) {
     compare_with_guide(options);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleet/plan_model.h"
 
 #include <algorithm>
@@ -9,9 +10,11 @@
 #include "fleet/applications/bert.h"
 #include "fleet/applications/resnet.h"
 #include "fleet/applications/synthetic.h"
+#include "fleet/applications/transformer.h"
+#include "fleet/applications/vgg.h"
 #include "fleet/core/error.h"
-#include "fleet/memory/meta_profile.h"
-#include "fleet/memory/planner.h"
+#include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/planner.h"
 
 namespace fleet::tool {
 namespace {
@@ -35,7 +38,9 @@ Net bert(apps::BertOptions options, const PlanModelOptions& plan) {
           }};
 }
 
-Net resnet(apps::Resnet model, const PlanModelOptions& plan) {
+// ResNet and VGG.
+template <typename Application>
+Net images(Application model, const PlanModelOptions& plan) {
   if (plan.is_bf16) model->to(torch::kBFloat16);
   return {model.parameters(), [model, side = plan.image, is_bf16 = plan.is_bf16](int64_t samples) {
             auto batch = apps::synthetic_batch(model.options(), samples, 1, side);
@@ -44,32 +49,54 @@ Net resnet(apps::Resnet model, const PlanModelOptions& plan) {
           }};
 }
 
+// Source and target have as many tokens.
+Net transformer(apps::TransformerOptions options, const PlanModelOptions& plan) {
+  options.device = torch::kMeta;
+  options.max_positions = std::max(options.max_positions, plan.seq + 1);
+  apps::Transformer model(options);
+  if (plan.is_bf16) model->to(torch::kBFloat16);
+  return {model.parameters(), [model, options, seq = plan.seq](int64_t samples) {
+            return model.loss(apps::synthetic_batch(options, samples, 1, seq));
+          }};
+}
+
+constexpr auto kMeta = torch::kMeta;
+
 struct Named {
   std::string_view name;
+  bool is_text;
   Net (*make)(const PlanModelOptions& options);
 };
 
 constexpr Named kModels[] = {
-    {"bert-base", [](const PlanModelOptions& o) { return bert({}, o); }},
-    {"bert-large", [](const PlanModelOptions& o) { return bert(apps::bert_large_options(), o); }},
-    {"resnet50",
-     [](const PlanModelOptions& o) { return resnet(apps::Resnet50({.device = torch::kMeta}), o); }},
-    {"resnet101",
+    {"bert-base", true, [](const PlanModelOptions& o) { return bert({}, o); }},
+    {"bert-large", true,
+     [](const PlanModelOptions& o) { return bert(apps::bert_large_options(), o); }},
+    {"resnet18", false,
+     [](const PlanModelOptions& o) { return images(apps::Resnet18({.device = kMeta}), o); }},
+    {"resnet50", false,
+     [](const PlanModelOptions& o) { return images(apps::Resnet50({.device = kMeta}), o); }},
+    {"resnet101", false,
+     [](const PlanModelOptions& o) { return images(apps::Resnet101({.device = kMeta}), o); }},
+    {"resnet152", false,
+     [](const PlanModelOptions& o) { return images(apps::Resnet152({.device = kMeta}), o); }},
+    {"vgg16", false,
+     [](const PlanModelOptions& o) { return images(apps::VGG16({.device = kMeta}), o); }},
+    {"vgg16-bn", false,
      [](const PlanModelOptions& o) {
-       return resnet(apps::Resnet101({.device = torch::kMeta}), o);
+       return images(apps::VGG16({.batch_norm = true, .device = kMeta}), o);
      }},
-    {"resnet152",
-     [](const PlanModelOptions& o) {
-       return resnet(apps::Resnet152({.device = torch::kMeta}), o);
-     }},
+    {"transformer-base", true, [](const PlanModelOptions& o) { return transformer({}, o); }},
+    {"transformer-big", true,
+     [](const PlanModelOptions& o) { return transformer(apps::transformer_big_options(), o); }},
 };
 
-Net make(const PlanModelOptions& options) {
+const Named& named(const std::string& name) {
   for (const auto& model : kModels) {
-    if (model.name == options.name) return model.make(options);
+    if (model.name == name) return model;
   }
-  FLEET_ASSERT(false, "no model " + options.name);
-  return {};
+  FLEET_ASSERT(false, "no model " + name);
+  return kModels[0];
 }
 
 memory::PlanOptions plan_options(const PlanModel& model, Way way, int64_t budget = 0) {
@@ -94,11 +121,13 @@ std::vector<std::string_view> planned_models() {
   return names;
 }
 
+bool is_text_model(const std::string& name) { return named(name).is_text; }
+
 PlanModel::PlanModel(const PlanModelOptions& options)
     : rates_(options.rates), offload_(options.offload) {
   auto& counter = memory::BudgetAllocator::meta().counter();
   const auto before = counter.live();
-  auto net = make(options);
+  auto net = named(options.name).make(options);
   loss_ = std::move(net.loss);
   for (const auto& parameter : net.parameters) {
     parameters_ += parameter.numel();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <functional>
@@ -7,15 +8,17 @@
 #include <string_view>
 #include <vector>
 
-#include "fleet/memory/budget_allocator.h"
-#include "fleet/memory/op_cost.h"
-#include "fleet/memory/plan.h"
-#include "fleet/memory/step_profile.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/plan/op_cost.h"
+#include "fleet/memory/plan/plan.h"
+#include "fleet/memory/plan/step_profile.h"
 
 namespace fleet::tool {
 
 /// "bert-base", "bert-large", "resnet50", ...
 std::vector<std::string_view> planned_models();
+/// Its samples have tokens; otherwise pixels.
+bool is_text_model(const std::string& name);
 
 struct PlanModelOptions {
   std::string name = "bert-large";

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleet/plan_picture.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::tool {
 namespace {

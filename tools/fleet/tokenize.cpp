@@ -1,16 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "fleet/core/command_line.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
-#include "fleet/data/line_reader.h"
-#include "fleet/data/sentence_pairs.h"
-#include "fleet/data/token_file.h"
-#include "fleet/data/vocabulary_trainer.h"
-#include "fleet/data/word_piece.h"
+#include "fleet/core/options/command_line.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
+#include "fleet/data/formats/line_reader.h"
+#include "fleet/data/formats/token_file.h"
+#include "fleet/data/text/sentence_pairs.h"
+#include "fleet/data/text/vocabulary_trainer.h"
+#include "fleet/data/text/word_piece.h"
+#include "fleet/io/output_check.h"
 
 #include "tools/fleet/commands.h"
 
@@ -51,29 +54,37 @@ const FieldList& fields_of(const TokenizeOptions*) {
   return list;
 }
 
-// A failure shows when the file is written.
-void make_folder_of(const std::string& file) {
-  std::error_code shown_later;
-  if (const auto folder = std::filesystem::path(file).parent_path(); !folder.empty())
-    std::filesystem::create_directories(folder, shown_later);
+// Before anything is read: texts may take hours, and no input may be lost.
+void check_outputs(const TokenizeOptions& options, const std::vector<std::string>& files) {
+  const OutputPlace output{options.output, "--output", "tokenize"};
+  const OutputPlace vocab{options.vocab, "--vocab", "tokenize"};
+  std::vector<InputFile> inputs;
+  for (const auto& file : files) inputs.push_back({file, "the text"});
+  std::vector<OutputPlace> outputs = {output};
+  if (options.train_vocab > 0) {
+    outputs.insert(outputs.begin(), vocab);
+  } else {
+    inputs.push_back({options.vocab, "the vocabulary"});
+  }
+  check_overwrites_nothing(outputs, inputs);
+  for (const auto& place : outputs) check_output_file(place);
 }
 
 void train_vocabulary(const TokenizeOptions& options, const std::vector<std::string>& files) {
   if (std::filesystem::exists(options.vocab)) {
-    throw Error("tokenize",
-                format("{} is there already, and other data may rely on it", options.vocab),
-                "give another --vocab, or leave out --train_vocab to use this one");
+    throw UsageError("tokenize",
+                     format("{} is there already, and other data may rely on it", options.vocab),
+                     "give another --vocab, or leave out --train_vocab to use this one");
   }
   VocabularyTrainer trainer(
       {.size = options.train_vocab, .words = {.lower_case = options.lower_case}});
   for (const auto& file : files) {
-    LineReader lines(file);
+    LineReader lines(file, LineText::kProse);
     for (std::string_view line; lines.next(line);) trainer.add(line);
   }
   const auto vocabulary = trainer.train();
-  make_folder_of(options.vocab);
   vocabulary.save(options.vocab);
-  std::printf("%s\n", format("{}: {} tokens", options.vocab, vocabulary.size()).c_str());
+  std::printf("%s\n", format("{}: {}", options.vocab, plural(vocabulary.size(), "token")).c_str());
 }
 
 struct Totals {
@@ -82,7 +93,6 @@ struct Totals {
 
 Totals write_samples(const TokenizeOptions& options, const std::vector<std::string>& files) {
   const WordPiece tokenizer(Vocabulary::load(options.vocab), {.lower_case = options.lower_case});
-  make_folder_of(options.output);
   TokenFile out(options.output, tokenizer.vocabulary());
   Totals totals;
   SentencePairs pairs({.max_seq_len = options.max_seq_len, .seed = options.seed},
@@ -97,7 +107,7 @@ Totals write_samples(const TokenizeOptions& options, const std::vector<std::stri
     pairs.add(ids);
   };
   for (const auto& file : files) {
-    LineReader lines(file);
+    LineReader lines(file, LineText::kProse);
     SentenceSplitter splitter(add);
     for (std::string_view line; lines.next(line);) {
       if (!options.sentence_per_line) {
@@ -111,7 +121,9 @@ Totals write_samples(const TokenizeOptions& options, const std::vector<std::stri
     splitter.finish();
     pairs.end_document();
   }
-  if (totals.samples == 0) throw Error("tokenize", "no words in the texts", "give files with text");
+  if (totals.samples == 0) {
+    throw UsageError("tokenize", "no words in the texts", "give files with text");
+  }
   out.finish();
   return totals;
 }
@@ -137,10 +149,12 @@ int tokenize(int argc, char** argv) {
     throw UsageError::all("tokenize", "the command line is not complete:", problems,
                           "fleet tokenize --help lists every flag");
   }
+  check_outputs(options, files);
   if (options.train_vocab > 0) train_vocabulary(options, files);
   const auto totals = write_samples(options, files);
-  std::printf("%s\n", format("{}: {} samples, {} tokens, {} of them unknown", options.output,
-                             totals.samples, totals.tokens, totals.unknown)
+  std::printf("%s\n", format("{}: {}, {}, {} of them unknown", options.output,
+                             plural(totals.samples, "sample"), plural(totals.tokens, "token"),
+                             totals.unknown)
                           .c_str());
   return 0;
 }

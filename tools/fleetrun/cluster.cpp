@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleetrun/cluster.h"
 
 #include <sys/ioctl.h>
@@ -6,8 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "fleet/core/format.h"
-#include "fleet/core/process_setup.h"
+#include "fleet/core/process/process_setup.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::launch {
 namespace {
@@ -34,6 +35,12 @@ int Cluster::first_rank() const {
 
 int threads_per_rank(int local_ranks) { return std::max(1, available_cores() / local_ranks); }
 
+std::string shared_cores(int local_ranks, int cores) {
+  if (local_ranks > cores)
+    return format("{} ranks share {} core{}", local_ranks, cores, cores == 1 ? "" : "s");
+  return format("{} of {} cores each", cores / local_ranks, cores);
+}
+
 Environment worker_environment(const Cluster& cluster, const Options& options,
                                const Attempt& attempt, int local_rank) {
   const auto& endpoints = cluster.own().endpoints;
@@ -45,6 +52,9 @@ Environment worker_environment(const Cluster& cluster, const Options& options,
   for (const auto& node : cluster.nodes)
     all.insert(all.end(), node.endpoints.begin(), node.endpoints.end());
 
+  const auto& rank_zero = all.front();
+  const auto colon = rank_zero.rfind(':');
+
   Environment environment = {
       {"RANK", rank},
       {"WORLD_SIZE", world},
@@ -52,10 +62,13 @@ Environment worker_environment(const Cluster& cluster, const Options& options,
       {"LOCAL_WORLD_SIZE", text(local_size)},
       {"GROUP_RANK", text(cluster.node_rank)},
       {"GROUP_WORLD_SIZE", text(static_cast<int>(cluster.nodes.size()))},
-      {"MASTER_ADDR", cluster.master.host},
-      {"MASTER_PORT", format("{}", cluster.master.port)},
-      // The launcher hosts the store: rank 0 connects to it like every other rank.
-      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      // Fleet's ranks use the launcher's store. In a program that uses torch.distributed itself,
+      // rank 0 hosts one at its endpoint.
+      {"FLEET_STORE", format("{}:{}", cluster.master.host, cluster.master.port)},
+      {"FLEET_JOB_KEY", cluster.job_key},
+      {"MASTER_ADDR", rank_zero.substr(0, colon)},
+      {"MASTER_PORT", rank_zero.substr(colon + 1)},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"TORCHELASTIC_RESTART_COUNT", text(attempt.number)},
       {"TORCHELASTIC_MAX_RESTARTS", text(attempt.max_restarts)},
       {"PADDLE_TRAINER_ID", rank},
@@ -71,7 +84,7 @@ Environment worker_environment(const Cluster& cluster, const Options& options,
   }
   if (!options.gpus.empty()) {
     environment.emplace_back("FLAGS_selected_gpus", options.gpus[static_cast<size_t>(local_rank)]);
-    // All of the node's, so that device LOCAL_RANK is the rank's own, as with torchrun.
+    // All GPUs of the node, so that device LOCAL_RANK is the rank's, as with torchrun.
     environment.emplace_back("CUDA_VISIBLE_DEVICES", to_text(options.gpus));
   }
   if (std::getenv("OMP_NUM_THREADS") == nullptr)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ struct Node {
 struct Cluster {
   int node_rank = 0;
   std::vector<Node> nodes;
-  Address master;
+  Address master;       // address of the store on node 0
+  std::string job_key;  // of the store; empty: none
 
   const Node& own() const { return nodes[static_cast<size_t>(node_rank)]; }
   int world_size() const;
@@ -29,22 +31,24 @@ struct Cluster {
   int first_rank() const;
 };
 
-/// What an attempt adds to every rank's environment.
+/// The part of a rank's environment that depends on the attempt.
 struct Attempt {
   int number = 0;
   int max_restarts = 0;
   std::string log_dir;  // absolute
 };
 
-/// Torchrun's names and Paddle's, threads, devices; rank 0 of the node also learns about the
-/// terminal behind its pipe.
+/// Torchrun's names and Paddle's, the launcher's store and its key, threads, devices; local rank 0
+/// also gets the size of the terminal behind its pipe.
 Environment worker_environment(const Cluster& cluster, const Options& options,
                                const Attempt& attempt, int local_rank);
 
 /// The rows that the guide's table shows, in its order.
 Environment shown_environment(const Environment& environment);
 
-/// Threads that each rank of this node gets: the cores this process may use, shared out.
+/// Threads that each rank of this node gets: the cores that this process may use over the ranks.
 int threads_per_rank(int local_ranks);
+/// "1 of 2 cores each", or "64 ranks share 2 cores".
+std::string shared_cores(int local_ranks, int cores);
 
 }  // namespace fleet::launch

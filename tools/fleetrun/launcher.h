@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -6,12 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "tools/fleetrun/comebacks.h"
-#include "tools/fleetrun/crew.h"
 #include "tools/fleetrun/failure.h"
-#include "tools/fleetrun/node_link.h"
+#include "tools/fleetrun/log_folder_lock.h"
+#include "tools/fleetrun/node_coordinator.h"
 #include "tools/fleetrun/options.h"
 #include "tools/fleetrun/rendezvous.h"
+#include "tools/fleetrun/restart_pause.h"
+#include "tools/fleetrun/restart_policy.h"
+#include "tools/fleetrun/worker_group.h"
 
 namespace fleet::launch {
 
@@ -31,41 +34,46 @@ class Launcher {
   int run();
 
  private:
+  /// Logs and limits, once all nodes are known. A failure is reported to the other nodes too.
+  void prepare(comm::Store& store, NodeCoordinator& coordinator, int attempt);
+  void report_no_start(NodeCoordinator& coordinator, const std::exception& error) const;
   /// Nothing when the ranks of all nodes succeeded.
-  std::optional<Failure> run_attempt(NodeLink& link, int attempt);
+  std::optional<Failure> run_attempt(NodeCoordinator& coordinator, int attempt);
   /// Until all nodes are ready to start together.
-  std::optional<Failure> gather(NodeLink& link);
+  std::optional<Failure> gather(NodeCoordinator& coordinator);
   /// Why the ranks have to be ended, and how.
   struct Stop {
     std::vector<Failure> failures;  // not empty
-    Farewell farewell;
+    TerminationPolicy termination;
   };
-  /// Until success everywhere (nothing), or a failure anywhere and a moment more for others that
+  /// Until success on all nodes (nothing), or a failure on any, and a moment more for failures that
   /// may explain it.
-  std::optional<Stop> supervise(NodeLink& link, Crew& crew, int attempt);
-  void bring_back(Comebacks& comebacks, Crew& crew, int attempt);
-  /// The failure that all nodes name.
-  Failure agree(NodeLink& link) const;
+  std::optional<Stop> supervise(NodeCoordinator& coordinator, WorkerGroup& workers, int attempt);
+  void restart_failed_ranks(RestartPolicy& restart_policy, WorkerGroup& workers, int attempt);
+  /// The root cause that all nodes report.
+  Failure agree(NodeCoordinator& coordinator) const;
 
-  /// A pause before a restart when one after the other fails at once; only node 0 makes it, for the
-  /// others wait for it. Returns the signal that ended it early.
+  /// Pauses before a restart when attempts fail at once; on node 0 only, since the others wait for
+  /// it. Returns the signal that ended it early.
   std::optional<int> back_off();
-  void count_quick_failures(std::chrono::duration<double> attempt_lasted);
-  /// Says whom the others wait for; a failure when it has been too long.
-  std::optional<Failure> wait_for_lost_node(const NodeLink::View& view,
+  /// Logs the wait for a lost node; a failure after the time limit.
+  std::optional<Failure> wait_for_lost_node(const NodeCoordinator::State& state,
                                             std::chrono::duration<double> waited);
-  Failure report_stop(NodeLink& link, int signal) const;
-  /// Says who is stopped, and who runs again.
-  void look_for_stopped(Crew& crew);
-  /// A rank that nobody may be waiting for any more: the others have ended.
-  std::optional<size_t> stopped_too_long(const Crew& crew) const;
-  Failure describe_stopped(const Crew& crew, size_t local_rank) const;
+  Failure report_stop(NodeCoordinator& coordinator, int signal) const;
+  /// Logs which ranks are stopped, and which run again.
+  void look_for_stopped(WorkerGroup& workers);
+  /// A rank that has been stopped for longer than its peers wait.
+  std::optional<size_t> stopped_too_long(const WorkerGroup& workers) const;
+  Failure describe_stopped(const WorkerGroup& workers, size_t local_rank) const;
   double peer_limit_s() const;
-  /// What becomes of the ranks after `failures`, the user's wish among them.
-  Stop stop_after(std::vector<Failure> failures, const Crew& crew, int asked_by) const;
+  /// How the ranks are ended after `failures`.
+  Stop stop_after(std::vector<Failure> failures, const WorkerGroup& workers, int asked_by) const;
 
-  Failure describe(Crew& crew, size_t local_rank) const;
-  std::string name_of(const Crew& crew, size_t local_rank) const;
+  /// Warns once that a log cannot be written.
+  void look_for_full_disk(WorkerGroup& workers);
+  Failure describe(WorkerGroup& workers, size_t local_rank) const;
+  Failure describe_left_in_order(const WorkerGroup& workers, size_t local_rank) const;
+  std::string name_of(const WorkerGroup& workers, size_t local_rank) const;
   Failure stopped_by(int signal) const;
   void announce() const;
   std::vector<Environment> environments(int attempt) const;
@@ -75,12 +83,13 @@ class Launcher {
   SignalInbox& inbox_;
   Watchdog& watchdog_;
   const std::string log_dir_;  // absolute
-  std::vector<WorkerLog> logs_;
+  std::optional<LogFolderLock> log_lock_;
+  std::optional<WorkerLogs> logs_;  // from `prepare` on
   int max_restarts_ = 0;
-  int quick_failures_ = 0;  // attempts in a row that failed at once
+  RestartPause pause_;
   std::map<size_t, std::chrono::steady_clock::time_point> stopped_since_;  // local ranks
   std::chrono::steady_clock::time_point next_look_;
-  std::chrono::steady_clock::time_point next_word_;
+  std::chrono::steady_clock::time_point next_log_;
   Cluster cluster_;
 };
 

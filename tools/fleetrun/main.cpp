@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // fleetrun: starts the ranks of a training job. See docs/fleetrun.md.
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
 #include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
 
 #include "tools/fleetrun/launcher.h"
 
@@ -23,7 +24,7 @@ int launch(int argc, char** argv) {
   } catch (const Interrupted& interrupted) {
     fleet::log::warn("fleetrun",
                      fleet::format("{}: no rank was started yet", signal_name(interrupted.signal)));
-    return 128 + interrupted.signal;
+    return exit_code_of(interrupted.signal);
   }
 }
 

@@ -1,12 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleetrun/options.h"
 
 #include <algorithm>
 #include <charconv>
 #include <set>
 
-#include "fleet/core/command_line.h"
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/options/command_line.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::launch {
 namespace {
@@ -44,10 +45,12 @@ void check(const Options& options, bool by_number) {
     if (std::set<std::string>(list->begin(), list->end()).size() != list->size())
       problems.push_back(format("--{} names one twice: '{}'", flag, to_text(*list)));
   if (options.min_ranks != defaults.min_ranks && !options.elastic)
-    problems.emplace_back("--min_ranks says when an elastic job ends, and --elastic is not given");
+    problems.emplace_back("--min_ranks needs --elastic");
   if (options.node_count() == 1 && options.min_ranks > options.local_ranks())
     problems.push_back(format("--min_ranks {} is more than the {} ranks there are",
                               options.min_ranks, options.local_ranks()));
+  if (options.no_job_key && !options.job_key_file.empty())
+    problems.emplace_back("--no_job_key and --job_key_file contradict each other");
   if (options.ips.empty()) problems.emplace_back("--ips is empty");
   if (options.log_dir.empty()) problems.emplace_back("--log_dir is empty");
   if (options.program.empty()) problems.emplace_back("no program to start");
@@ -79,18 +82,23 @@ const FieldList& fields_of(const Options*) {
           field<&Options::master_port>("master_port", "with --ips: port of the store on the first")
               .at_least(1)
               .at_most(65535),
-          field<&Options::log_dir>("log_dir", "folder for workerlog.N of every local rank"),
-          field<&Options::max_restarts>("max_restarts",
-                                        "how many times all ranks start again after a failure")
+          field<&Options::log_dir>("log_dir",
+                                   "folder for workerlog.N of every rank N of this node"),
+          field<&Options::log_keep>(
+              "log_keep", "logs of earlier jobs that are kept, as workerlog.N.1 and so on")
+              .at_least(0)
+              .at_most(1000)
+              .in_unit("files"),
+          field<&Options::max_restarts>("max_restarts", "restarts of all ranks after a failure")
               .at_least(0)
               .at_most(1000000),
           field<&Options::elastic>("elastic",
-                                   "with local SGD: the others go on without a rank that fails, "
-                                   "and it comes back, --max_restarts times"),
-          field<&Options::min_ranks>("min_ranks", "with --elastic: fewer do not go on")
+                                   "with local SGD: the others continue without a rank that "
+                                   "fails, which is restarted up to --max_restarts times"),
+          field<&Options::min_ranks>("min_ranks", "with --elastic: the job ends with fewer")
               .at_least(1)
               .at_most(kMostRanks),
-          field<&Options::grace_s>("grace_s", "from the polite signal to SIGKILL")
+          field<&Options::grace_s>("grace_s", "from SIGTERM to SIGKILL")
               .at_least(0)
               .at_most(86400)
               .in_unit("seconds"),
@@ -100,11 +108,17 @@ const FieldList& fields_of(const Options*) {
               .at_most(86400)
               .in_unit("seconds"),
           field<&Options::peer_timeout_s>(
-              "peer_timeout_s",
-              "how long a rank waits for a silent one; none: FLEET_TIMEOUT_S, else 600")
+              "peer_timeout_s", "how long a rank waits for a peer; none: FLEET_TIMEOUT_S, else 600")
               .at_least(0.001)
               .at_most(31536000)
               .in_unit("seconds"),
+          field<&Options::job_key_file>(
+              "job_key_file",
+              "file with the secret of a job on several nodes, the same on each; none: "
+              "FLEET_JOB_KEY, and on one node a new one"),
+          field<&Options::no_job_key>("no_job_key",
+                                      "no key: any host that reaches the store's port can read and "
+                                      "change it"),
           field<&Options::join_timeout_s>("join_timeout_s", "how long nodes wait for each other")
               .at_least(0)
               .at_most(31536000)
@@ -143,7 +157,8 @@ Options parse_options(const std::vector<std::string>& words) {
                   "is.\n"
                   "Exit code: that of the rank that failed first, 128 + number for a signal; 2 for "
                   "a wrong\n"
-                  "command line, 126 or 127 for a program that cannot be started.",
+                  "command line or too low a limit, 126 or 127 for a program that cannot be "
+                  "started.",
          .groups = {{"Flags", options}},
          .examples = {"fleetrun --nproc_per_node 2 printenv RANK",
                       "fleetrun --nproc_per_node=2 --log_dir=/tmp/log sh -c 'echo rank $RANK of "

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "fleet/core/options.h"
+#include "fleet/core/options/options.h"
 
 namespace fleet::launch {
 
@@ -29,6 +30,7 @@ struct Options {
   std::string master = {};                       // host:port
   int master_port = 29500;
   std::string log_dir = "log";
+  int log_keep = 5;
   int max_restarts = 0;
   bool elastic = false;
   int min_ranks = 1;
@@ -36,10 +38,12 @@ struct Options {
   double save_grace_s = 120;
   double peer_timeout_s = 0;  // 0: not given
   double join_timeout_s = 600;
+  std::string job_key_file = {};
+  bool no_job_key = false;
   std::string program = {};
   std::vector<std::string> program_args = {};
 
-  /// Ranks on this node: as told, else one per GPU, else one.
+  /// Ranks on this node: as given, else one per GPU, else one.
   int local_ranks() const;
   int node_count() const;
   /// Nothing when `master` is not host:port.

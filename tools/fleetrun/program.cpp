@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleetrun/program.h"
 
 #include <unistd.h>
@@ -7,7 +8,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::launch {
 namespace {

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "fleet/comm/store.h"
+#include "fleet/comm/rendezvous/store.h"
 
 #include "tools/fleetrun/cluster.h"
 #include "tools/fleetrun/options.h"
@@ -8,22 +9,23 @@
 
 namespace fleet::launch {
 
-/// The store of the job, which node 0's launcher hosts, and every node as it has introduced itself.
+/// The store of the job, hosted by node 0's launcher, and all nodes as they have published
+/// themselves.
 struct Rendezvous {
   comm::Store store;
   Cluster cluster;
   int max_restarts = 0;  // node 0's
-  int attempt = 0;       // that the job is at: above 0 on a node that has come back
+  int attempt = 0;       // of the job: above 0 on a node that rejoins
 };
 
-/// Brings the launchers of all nodes together; alone on one node it returns at once, with a store
-/// that only this machine can reach. Waits at most `options.join_timeout_s` and says every 10 s for
-/// whom. Throws Interrupted when the user stops the waiting.
+/// Rendezvous of the launchers of all nodes; on a single node it returns at once, with a store that
+/// only this machine can reach. Waits at most `options.join_timeout_s` and logs the missing nodes
+/// every 10 s. Throws Interrupted when the user stops it.
 ///
-/// A node that was lost can be started again with the same flags, as long as node 0 waits for it:
-/// it takes its old place.
+/// A lost node can be restarted with the same flags while node 0 waits for it: it gets its ranks
+/// back.
 ///
-///   auto [store, cluster, max_restarts, attempt] = meet(options, inbox);
-Rendezvous meet(const Options& options, SignalInbox& inbox);
+///   auto [store, cluster, max_restarts, attempt] = join_rendezvous(options, inbox);
+Rendezvous join_rendezvous(const Options& options, SignalInbox& inbox);
 
 }  // namespace fleet::launch

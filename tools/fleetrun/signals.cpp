@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleetrun/signals.h"
 
 #include <poll.h>
@@ -9,7 +10,8 @@
 #include <string>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/process/process_state.h"
+#include "fleet/core/text/format.h"
 
 namespace fleet::launch {
 
@@ -27,17 +29,19 @@ SignalInbox::SignalInbox() {
   // A closed terminal must not end the launcher before it has ended its ranks.
   signal(SIGPIPE, SIG_IGN);
   sigprocmask(SIG_BLOCK, &wanted, nullptr);
-  fd_ = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (fd_ < 0) throw Error("fleetrun", format("cannot listen to signals ({})", strerror(errno)));
+  signals_ = Descriptor(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) throw Error("fleetrun", format("cannot listen to signals ({})", strerror(errno)));
 }
 
-SignalInbox::~SignalInbox() { ::close(fd_); }
-
 std::optional<int> SignalInbox::next(std::chrono::milliseconds timeout) {
-  pollfd readable{fd_, POLLIN, 0};
+  pollfd readable{signals_.get(), POLLIN, 0};
   if (::poll(&readable, 1, static_cast<int>(timeout.count())) != 1) return std::nullopt;
   signalfd_siginfo info{};
-  if (::read(fd_, &info, sizeof(info)) != static_cast<ssize_t>(sizeof(info))) return std::nullopt;
+  if (::read(signals_.get(), &info, sizeof(info)) != static_cast<ssize_t>(sizeof(info)))
+    return std::nullopt;
+  if (info.ssi_signo != SIGCHLD)
+    sender_ = info.ssi_code == SI_KERNEL ? "the terminal"
+                                         : described_process(static_cast<int>(info.ssi_pid));
   return static_cast<int>(info.ssi_signo);
 }
 
@@ -45,6 +49,8 @@ void SignalInbox::check() {
   while (const auto signal = next(std::chrono::milliseconds(0)))
     if (*signal != SIGCHLD) throw Interrupted{*signal};
 }
+
+int exit_code_of(int signal) { return 128 + (signal == SIGUSR1 ? SIGTERM : signal); }
 
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleetrun/watchdog.h"
 
 #include <fcntl.h>
@@ -7,23 +8,28 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <set>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+
+#include "tools/fleetrun/marked_processes.h"
 
 namespace fleet::launch {
 namespace {
 
-// A positive number enters a group, a negative one strikes it off. Writes of this size are whole.
+// A positive number adds a group, a negative one removes it. Writes of this size are atomic.
 using Message = pid_t;
 
-[[noreturn]] void guard(int pipe) {
+constexpr auto kKillWait = std::chrono::seconds(5);
+
+[[noreturn]] void guard(int pipe, const std::string& launch_id) {
   setsid();  // out of reach of the terminal's Ctrl-C
   prctl(PR_SET_NAME, "fleetrun-guard");
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE}) ::signal(signal, SIG_IGN);
-  // Whoever reads fleetrun's output must see its end when fleetrun ends.
+  // A reader of fleetrun's output must see end-of-file when fleetrun ends.
   const int null = ::open("/dev/null", O_RDWR);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null, fd);
 
@@ -40,6 +46,7 @@ using Message = pid_t;
     }
   }
   for (const pid_t group : groups) ::kill(-group, SIGKILL);
+  kill_marked(launch_id, kKillWait);
   _exit(0);
 }
 
@@ -50,7 +57,7 @@ void send(int pipe, Message message) {
 
 }  // namespace
 
-Watchdog::Watchdog() {
+Watchdog::Watchdog() : launch_id_(new_launch_id()) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
     throw Error("fleetrun", format("cannot make a pipe ({})", std::strerror(errno)));
@@ -58,20 +65,20 @@ Watchdog::Watchdog() {
   if (pid_ < 0) throw Error("fleetrun", format("cannot fork ({})", std::strerror(errno)));
   if (pid_ == 0) {
     ::close(ends[1]);
-    guard(ends[0]);
+    guard(ends[0], launch_id_);
   }
   ::close(ends[0]);
-  pipe_ = ends[1];
+  pipe_ = Descriptor(ends[1]);
 }
 
 Watchdog::~Watchdog() {
-  ::close(pipe_);
+  pipe_ = Descriptor();  // which ends the process
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
-void Watchdog::watch(pid_t group) { send(pipe_, group); }
+void Watchdog::watch(pid_t group) { send(pipe_.get(), group); }
 
-void Watchdog::forget(pid_t group) { send(pipe_, -group); }
+void Watchdog::forget(pid_t group) { send(pipe_.get(), -group); }
 
 }  // namespace fleet::launch

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleetrun/worker.h"
 
 #include <fcntl.h>
@@ -14,8 +15,10 @@
 #include <fstream>
 #include <map>
 
-#include "fleet/core/format.h"
+#include "fleet/core/process/descriptor.h"
+#include "fleet/core/text/format.h"
 
+#include "tools/fleetrun/marked_processes.h"
 #include "tools/fleetrun/signals.h"
 
 namespace fleet::launch {
@@ -24,7 +27,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // The launcher's own environment with `changes` on top; an empty value takes a name away.
-std::vector<std::string> merged_environment(const Environment& changes) {
+std::vector<std::string> merged_environment(const Environment& changes,
+                                            const std::string& launch_id) {
   std::map<std::string, std::string> merged;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -38,6 +42,7 @@ std::vector<std::string> merged_environment(const Environment& changes) {
       merged[name] = value;
     }
   }
+  merged[kLaunchId] = launch_id;
   std::vector<std::string> lines;
   lines.reserve(merged.size());
   for (const auto& [name, value] : merged) lines.push_back(format("{}={}", name, value));
@@ -76,9 +81,9 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 
 }  // namespace
 
-bool Ending::crashed() const { return signal != 0 && signal != SIGABRT && signal != SIGTERM; }
+bool ExitStatus::crashed() const { return signal != 0 && signal != SIGABRT; }
 
-std::string Ending::text() const {
+std::string ExitStatus::text() const {
   if (signal == 0) return format("exited with code {}", code);
   return format("was ended by signal {} ({}, {})", signal, signal_name(signal), strsignal(signal));
 }
@@ -87,29 +92,29 @@ Worker::Worker(const Program& program, const Environment& environment, int outpu
                Watchdog& watchdog)
     : watchdog_(&watchdog) {
   auto words = program.words;
-  auto lines = merged_environment(environment);
+  auto lines = merged_environment(environment, watchdog.launch_id());
   const auto word_list = pointers(words);
   const auto line_list = pointers(lines);
-  const int null_fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const Descriptor null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   int failure[2];
-  if (null_fd < 0 || ::pipe2(failure, O_CLOEXEC) != 0)
+  if (!null || ::pipe2(failure, O_CLOEXEC) != 0)
     throw Error("fleetrun", format("cannot prepare a process ({})", strerror(errno)));
 
+  const Descriptor reader(failure[0]);
+  Descriptor writer(failure[1]);
   const pid_t parent = getpid();
   started_ = std::chrono::steady_clock::now();
   pid_ = ::fork();
   if (pid_ == 0)
-    become(program.file.c_str(), word_list.data(), line_list.data(), output_fd, null_fd, failure[1],
-           parent, watchdog);
+    become(program.file.c_str(), word_list.data(), line_list.data(), output_fd, null.get(),
+           writer.get(), parent, watchdog);
   const int fork_error = errno;
-  ::close(null_fd);
-  ::close(failure[1]);
+  writer = Descriptor();
   int error = 0;
   // Ends when exec closes the other side, or with the reason why it did not.
   if (pid_ > 0)
-    while (::read(failure[0], &error, sizeof(error)) < 0 && errno == EINTR) {
+    while (::read(reader.get(), &error, sizeof(error)) < 0 && errno == EINTR) {
     }
-  ::close(failure[0]);
   if (pid_ < 0)
     throw Error("fleetrun", format("cannot start another process ({})", strerror(fork_error)),
                 "the limit of processes may be reached: see ulimit -u");
@@ -120,23 +125,23 @@ Worker::Worker(const Program& program, const Environment& environment, int outpu
                                     : "check that it is a program for this machine");
 }
 
-const std::optional<Ending>& Worker::ending() {
-  if (ending_) return ending_;
+const std::optional<ExitStatus>& Worker::exit_status() {
+  if (exit_status_) return exit_status_;
   siginfo_t info{};
   if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
       info.si_pid == 0)
-    return ending_;
+    return exit_status_;
   ended_ = std::chrono::steady_clock::now();
   if (info.si_code == CLD_EXITED) {
-    ending_ = Ending{.code = info.si_status};
+    exit_status_ = ExitStatus{.code = info.si_status};
   } else {
-    ending_ = Ending{.signal = info.si_status};
+    exit_status_ = ExitStatus{.signal = info.si_status};
   }
-  return ending_;
+  return exit_status_;
 }
 
 std::chrono::duration<double> Worker::lifetime() const {
-  return (ending_ ? ended_ : std::chrono::steady_clock::now()) - started_;
+  return (exit_status_ ? ended_ : std::chrono::steady_clock::now()) - started_;
 }
 
 void Worker::send(int signal) const {
@@ -145,7 +150,7 @@ void Worker::send(int signal) const {
   ::kill(-pid_, SIGCONT);
 }
 
-void Worker::send_broken() const {
+void Worker::send_group_broken() const {
   if (reaped_) return;
   sigval about{};
   about.sival_int = kGroupIsBroken;

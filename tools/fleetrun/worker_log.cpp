@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/fleetrun/worker_log.h"
 
 #include <fcntl.h>
@@ -5,31 +6,33 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
-#include <utility>
 
 #include "fleet/core/error.h"
-#include "fleet/core/format.h"
+#include "fleet/core/text/format.h"
+
+#include "tools/fleetrun/log_tail.h"
 
 namespace fleet::launch {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr off_t kTailBytes = 65536;
-constexpr size_t kLongestLine = 400;
+constexpr size_t kKeptBytes = 256 << 10;
 constexpr auto kFix = "choose another folder with --log_dir";
 
-std::string seen_last(std::string line) {
-  while (line.ends_with('\r')) line.pop_back();
-  const auto overwritten = line.rfind('\r');
-  if (overwritten != std::string::npos) line.erase(0, overwritten + 1);
-  std::erase_if(line, [](unsigned char c) { return c < ' ' && c != '\t'; });
-  if (line.size() > kLongestLine) {
-    line.resize(kLongestLine);
-    line += " ...";
-  }
-  return line;
+bool is_without_room(int error) { return error == ENOSPC || error == EDQUOT; }
+
+// workerlog.N -> workerlog.N.1 -> ... -> workerlog.N.KEEP, and the last one goes. Anything but a
+// file (a device, a pipe) is not of an earlier job. What fails here shows when the log is opened.
+void move_older(const fs::path& path, int keep) {
+  std::error_code error;
+  if (keep == 0 || !fs::is_regular_file(path, error) || fs::file_size(path, error) == 0) return;
+  const auto older = [&](int number) { return fs::path(format("{}.{}", path.string(), number)); };
+  for (int number = keep - 1; number > 0; --number)
+    fs::rename(older(number), older(number + 1), error);
+  fs::rename(path, older(1), error);
 }
 
 }  // namespace
@@ -40,53 +43,80 @@ fs::path make_log_dir(const std::string& folder) {
   if (!error && !fs::is_directory(folder, error))
     error = std::make_error_code(std::errc::not_a_directory);
   if (error)
-    throw Error("fleetrun", format("cannot create the log folder {} ({})", folder, error.message()),
-                kFix);
+    throw UsageError("fleetrun",
+                     format("cannot create the log folder {} ({})", folder, error.message()), kFix);
   return fs::absolute(folder).lexically_normal();
 }
 
-WorkerLog::WorkerLog(const fs::path& folder, int local_rank)
-    : path_((folder / format("workerlog.{}", local_rank)).string()) {
-  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0)
-    throw Error("fleetrun", format("cannot write {} ({})", path_, std::strerror(errno)), kFix);
+WorkerLog::WorkerLog(const fs::path& folder, int rank, const Options& options)
+    : path_((folder / format("workerlog.{}", rank)).string()), rank_(rank) {
+  move_older(path_, options.keep);
+  if (open()) return;
+  if (!is_without_room(errno))
+    throw UsageError("fleetrun", format("cannot write {} ({})", path_, std::strerror(errno)), kFix);
+  loss_ = Loss{std::strerror(errno), 0};
 }
 
-WorkerLog::~WorkerLog() {
-  if (fd_ >= 0) ::close(fd_);
+bool WorkerLog::open() {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY;
+  file_ = Descriptor(::open(path_.c_str(), kFlags, 0644));
+  return bool{file_};
 }
 
-WorkerLog::WorkerLog(WorkerLog&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::exchange(other.fd_, -1)),
-      attempt_start_(other.attempt_start_) {}
+void WorkerLog::append(std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  write(text);
+  kept_ += text;
+  if (kept_.size() > 2 * kKeptBytes) kept_.erase(0, kept_.size() - kKeptBytes);
+}
+
+void WorkerLog::write(std::string_view text) {
+  std::string note, with_note;
+  if (missing_ > 0) {
+    note = format("\n---------- fleetrun: {} bytes are missing here ({}) ----------\n", missing_,
+                  loss_->reason);
+    with_note = note + std::string(text);
+    text = with_note;
+  }
+  size_t done = 0;
+  while (done < text.size() && (file_ || open())) {
+    const auto wrote = ::write(file_.get(), text.data() + done, text.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) break;
+    done += static_cast<size_t>(wrote);
+  }
+  if (done == text.size()) {
+    missing_ = 0;
+    return;
+  }
+  const int error = errno;
+  const auto lost = static_cast<int64_t>(text.size() - std::max(done, note.size()));
+  if (!loss_) loss_.emplace();
+  loss_->reason = std::strerror(error);
+  loss_->bytes += lost;
+  missing_ += lost;
+}
 
 void WorkerLog::begin_attempt(int attempt, int max_restarts) {
-  if (attempt > 0) {
-    const auto line =
-        format("---------- fleetrun: restart {} of {} ----------\n", attempt, max_restarts);
-    if (::write(fd_, line.data(), line.size()) < 0)
-      throw Error("fleetrun", format("cannot write {} ({})", path_, std::strerror(errno)), kFix);
-  }
-  attempt_start_ = ::lseek(fd_, 0, SEEK_END);
+  const std::lock_guard lock(mutex_);
+  if (attempt > 0)
+    write(format("---------- fleetrun: restart {} of {} ----------\n", attempt, max_restarts));
+  kept_.clear();
 }
 
-std::vector<std::string> WorkerLog::tail(size_t most_lines) const {
-  const off_t end = ::lseek(fd_, 0, SEEK_END);
-  const off_t begin = std::max(attempt_start_, end - kTailBytes);
-  std::string text(static_cast<size_t>(std::max<off_t>(end - begin, 0)), '\0');
-  const auto got = ::pread(fd_, text.data(), text.size(), begin);
-  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+std::vector<std::string> WorkerLog::tail() const {
+  const char* wanted = std::getenv("FLEET_BACKTRACE");
+  return tail_of(end_of_output(), {.with_frames = wanted != nullptr && wanted == std::string("1")});
+}
 
-  std::vector<std::string> lines;
-  for (size_t at = 0; at < text.size();) {
-    const auto newline = std::min(text.find('\n', at), text.size());
-    lines.push_back(seen_last(text.substr(at, newline - at)));
-    at = newline + 1;
-  }
-  if (lines.size() > most_lines)
-    lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(most_lines));
-  return lines;
+std::string WorkerLog::end_of_output() const {
+  const std::lock_guard lock(mutex_);
+  return kept_;
+}
+
+std::optional<WorkerLog::Loss> WorkerLog::loss() const {
+  const std::lock_guard lock(mutex_);
+  return loss_;
 }
 
 }  // namespace fleet::launch

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes what other libraries' models compute, for Fleet's to be held against: one file per case, and presets.json.
 
 The committed files were made with Python 3.11, torch 2.15.0, torchvision 0.29.2 and transformers 5.22.2, on the CPU. To

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes word_piece.json beside itself: what transformers' BertTokenizer makes of texts, for Fleet's to be held against.
 
 The committed file was made with Python 3.11, transformers 5.22.2 and tokenizers 0.23.3:

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes images.json: small JPEG files and what Pillow and torchvision make of them.
 
 Needs Pillow, torchvision and NumPy (made with 13.0.0, 0.29.2 and any): generate_images.py > images.json

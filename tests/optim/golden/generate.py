@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes optimizers.json: what other libraries' optimizers do, step by step, for Fleet's to be held against.
 
 The committed file was made with Python 3.11, numpy 2.4.6, torch 2.15.0, paddlepaddle 3.3.1, timm 1.0.30 and

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fleet/fleet.h>
+
+#include <torch/nn/modules/linear.h>
+
+namespace adding {
+
+struct MlpOptions {
+  int64_t image_size = 28;  // of a side, in pixels; images have three channels
+  int64_t hidden = 64;
+  int64_t layers = 2;  // hidden ones
+  int64_t classes = 10;
+
+  /// With the sizes of a preset in the place of 0, where an application has presets.
+  MlpOptions resolved() const { return *this; }
+};
+const fleet::FieldList& fields_of(const MlpOptions*);
+
+/// Fully connected layers over the pixels of an image.
+///
+///   auto model = adding::Mlp({.image_size = 16, .classes = 4});
+///   auto loss = model.loss(batch);   // batch.data: N x 3 x H x W, batch.target: N
+class MlpImpl : public torch::nn::Module {
+ public:
+  using Options = MlpOptions;
+
+  explicit MlpImpl(const MlpOptions& options = {});
+  torch::Tensor forward(torch::Tensor x);
+  torch::Tensor loss(const fleet::Batch& batch);
+  fleet::applications::ImageMetrics metrics(const fleet::Batch& batch);
+
+  const MlpOptions& options() const { return options_; }
+  /// "layers.0", "layers.1", ...: what each hidden layer returns.
+  std::vector<std::string> checkpoints() const;
+
+ private:
+  MlpOptions options_;
+  std::vector<torch::nn::Linear> layers_;
+};
+using Mlp = fleet::applications::ImageApplication<MlpImpl>;
+
+}  // namespace adding

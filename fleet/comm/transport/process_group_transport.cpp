@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#define FMT_HEADER_ONLY 1
+#include "fleet/comm/transport/process_group_transport.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "fleet/comm/rendezvous/store_based_barrier.h"
+#include "fleet/comm/transport/backend.h"
+#include "fleet/comm/transport/backend_collectives.h"
+#include "fleet/core/error.h"
+#include "fleet/core/text/format.h"
+
+namespace fleet::comm {
+struct ProcessGroupTransport::BackendCall : Work::State {
+  BackendCall(Collective call, c10::intrusive_ptr<c10d::Backend> backend)
+      : call(std::move(call)), backend(std::move(backend)) {}
+
+  void launch() override {
+    switch (call.kind) {
+      case Collective::Kind::kAllReduce:
+        for (const auto& tensor : call.tensors)
+          works.push_back(start_all_reduce(*backend, tensor, call.op, timeout));
+        break;
+      case Collective::Kind::kBroadcast:
+        for (const auto& tensor : call.tensors)
+          works.push_back(start_broadcast(*backend, tensor, call.root, timeout));
+        break;
+      case Collective::Kind::kAllGather:
+        works.push_back(start_all_gather(*backend, call.tensors[0], call.tensors[1], timeout));
+        break;
+      case Collective::Kind::kBarrier:
+        works.push_back(start_barrier(*backend, timeout));
+        break;
+      case Collective::Kind::kAdmit:
+        FLEET_ASSERT(false, "only elastic groups admit processes");
+    }
+  }
+  void block() override {
+    for (const auto& work : works) work->wait(timeout + std::chrono::seconds(1));
+  }
+  bool is_done() const override {
+    return std::all_of(works.begin(), works.end(),
+                       [](const BackendWork& work) { return work->isCompleted(); });
+  }
+
+  Collective call;  // keeps the tensors until the work is complete
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::vector<BackendWork> works;
+};
+
+ProcessGroupTransport::ProcessGroupTransport(const Store& store, int rank, int size,
+                                             CommunicatorOptions options,
+                                             std::shared_ptr<PeerWatch> watch)
+    : store_(store),
+      rank_(rank),
+      size_(size),
+      options_(std::move(options)),
+      watch_(std::move(watch)) {
+  check_backend(options_.backend);
+  // LibTorch does not say which rank is missing, and prints warnings: it connects after a barrier.
+  CallId call{.group = group(), .what = "making a group"};
+  if (watch_) call.number = watch_->begin_call(call.group, call.what);
+  WaitNotice notice("comm", options_.timeout);
+  const auto missing = store_based_barrier(store, rank, size, options_.timeout, notice);
+  if (!missing.empty()) {
+    throw Error(
+        "comm",
+        format("rank {} waited {:.0f} s to make a group of {} ranks, and {} did not arrive{}", rank,
+               static_cast<double>(options_.timeout.count()) / 1e3, size, ranks_text(missing),
+               watch_ ? "\n  " + watch_->diagnose(call) : std::string()),
+        "see that all ranks run the same program with the same strategy");
+  }
+  backend_ = make_backend(store, rank, size, options_);
+}
+
+ProcessGroupTransport::~ProcessGroupTransport() {
+  if (watch_) watch_->forget(group());
+}
+
+std::unique_ptr<Work::State> ProcessGroupTransport::prepare(Collective call) {
+  return std::make_unique<BackendCall>(std::move(call), backend_);
+}
+
+std::vector<int> ProcessGroupTransport::present() const {
+  std::vector<int> all(static_cast<size_t>(size_));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+std::shared_ptr<Transport> ProcessGroupTransport::duplicate(const std::string& name) {
+  // Two optimizers on one group may use the same name, and must not share a rendezvous.
+  const auto unique = format("{}.{}", name, ++duplicates_[name]);
+  return std::make_shared<ProcessGroupTransport>(store_.prefixed(unique), rank_, size_, options_,
+                                                 watch_);
+}
+
+}  // namespace fleet::comm

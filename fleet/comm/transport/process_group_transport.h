@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/transport/transport.h"
+
+namespace c10d {
+class Backend;
+}
+
+namespace fleet::comm {
+
+/// LibTorch's collectives: a lost rank fails the call.
+class ProcessGroupTransport : public Transport {
+ public:
+  /// Returns when all ranks are connected.
+  ProcessGroupTransport(const Store& store, int rank, int size, CommunicatorOptions options,
+                        std::shared_ptr<PeerWatch> watch);
+  ~ProcessGroupTransport() override;
+
+  std::unique_ptr<Work::State> prepare(Collective call) override;
+  std::vector<int> present() const override;
+  /// Its prefix in the store.
+  const std::string& group() const override { return store_.prefix(); }
+  std::shared_ptr<Transport> duplicate(const std::string& name) override;
+
+ private:
+  struct BackendCall;
+
+  Store store_;
+  int rank_;
+  int size_;
+  CommunicatorOptions options_;
+  std::shared_ptr<PeerWatch> watch_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::map<std::string, int> duplicates_;  // made so far, by name
+};
+
+}  // namespace fleet::comm

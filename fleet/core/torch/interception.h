@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/types.h>
+
+#include "fleet/core/torch/torch_version.h"
+
+namespace c10 {
+class OperatorHandle;
+struct IValue;
+}  // namespace c10
+
+namespace fleet::compat {
+
+using Stack = std::vector<c10::IValue>;
+
+/// While it lives, ops that this thread calls pass through the kernels that Fleet registered with
+/// FLEET_INTERCEPT_KEY, above autograd and autocast, as the user called them. Ops without such a
+/// kernel go to this thread's OpObserver, or straight on to LibTorch.
+class InterceptScope {
+ public:
+  InterceptScope() = default;
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard guard_{c10::DispatchKey::TESTING_ONLY_GenericMode};
+};
+
+/// The reverse, inside a kernel: what it calls goes straight to LibTorch.
+class NoInterceptScope {
+ public:
+  NoInterceptScope() = default;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKey::TESTING_ONLY_GenericMode};
+};
+
+/// Sees the ops that this thread calls inside an InterceptScope, each as the user called
+/// them; not those that they call themselves.
+class OpObserver {
+ public:
+  virtual ~OpObserver() = default;
+  /// Must run the op: `op.callBoxed(stack)`.
+  virtual void call(const c10::OperatorHandle& op, Stack* stack) = 0;
+};
+
+/// What Fleet keeps in place of a tensor that autograd saves for backward.
+class SavedTensor {
+ public:
+  virtual ~SavedTensor() = default;
+  virtual torch::Tensor unpack() = 0;
+};
+
+/// Sees every tensor that autograd saves on this thread.
+class SaveObserver {
+ public:
+  virtual ~SaveObserver() = default;
+  virtual std::unique_ptr<SavedTensor> save(const torch::Tensor& tensor) = 0;
+};
+
+/// Makes `ops` and `saves` the observers of this thread while it lives; null for none. Inside a
+/// backward there are none, whatever the thread had set before.
+class ObserverScope {
+ public:
+  ObserverScope(OpObserver* ops, SaveObserver* saves);
+  ~ObserverScope();
+  ObserverScope(const ObserverScope&) = delete;
+  ObserverScope& operator=(const ObserverScope&) = delete;
+
+ private:
+  OpObserver* ops_;
+  SaveObserver* saves_;
+};
+
+/// This thread's; null for none.
+OpObserver* op_observer();
+
+/// Runs an op that was intercepted as if no kernel of Fleet's stood in its way: past the observer
+/// if there is one.
+void call_observed(const c10::OperatorHandle& op, Stack* stack);
+
+/// `ended` is called at the end of each backward that is not inside another, also of one that
+/// throws, on its thread.
+void on_backward_end(void (*ended)());
+
+/// The op that this thread is in, as the user called it ("aten::linear"), or the node of a backward
+/// ("AddmmBackward0", mangled as typeid does); null when neither is known.
+const char* current_op();
+
+/// Throws away what a failed backward left in this thread's queue: LibTorch itself does that only
+/// with the next backward, and holds the graph and its tensors until then.
+void flush_failed_backward();
+
+/// Gives a tensor a history that must not be followed, so that autograd takes it for the result of
+/// an op: other than on a leaf, in-place ops on it are allowed.
+void pretend_history(const torch::Tensor& tensor);
+
+}  // namespace fleet::compat
+
+/// The dispatch key that nothing else in LibTorch uses.
+#define FLEET_INTERCEPT_KEY TESTING_ONLY_GenericMode

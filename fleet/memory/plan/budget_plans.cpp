@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/plan/budget_plans.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "fleet/core/log.h"
+#include "fleet/core/text/byte_size.h"
+#include "fleet/core/text/format.h"
+#include "fleet/memory/offload/offloaded_storage.h"
+#include "fleet/memory/plan/budget_report.h"
+#include "fleet/memory/plan/planner.h"
+
+namespace fleet::memory {
+namespace {
+
+// Minimal-memory fallbacks while there is no plan, tried in turn: segments of such a fraction of
+// the free budget, cut where the program holds so many storages. Short segments keep too much at
+// their cuts, long ones recompute too much at once.
+struct MinimalMemory {
+  int64_t share;
+  int live;
+};
+constexpr std::array kMinimalMemory = {
+    MinimalMemory{4, 2},  MinimalMemory{8, 1},  MinimalMemory{6, 1},
+    MinimalMemory{4, 1},  MinimalMemory{12, 1}, MinimalMemory{16, 1},
+    MinimalMemory{32, 1}, MinimalMemory{64, 2}, MinimalMemory{256, 3}};
+constexpr int64_t kLeast = 32 << 10;
+constexpr int64_t kUnresolved = 16 << 20;  // the largest segment while the budget is not known
+constexpr int kMeasurements = 4;  // then a program that keeps changing is not planned any more
+constexpr double kMostMargin = 0.2;
+constexpr double kMoreMargin = 0.04;
+constexpr double kLeastMargin = 0.02;  // above the least that a plan takes
+constexpr double kWorthIt = 0.98;      // of the time of micro-batches twice as large
+
+std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
+  return format(
+      "no plan holds {} within {}, the least is {}: it runs with the "
+      "minimal-memory fallback",
+      micro_batch_text(samples), byte_size_text(budget), byte_size_text(least));
+}
+
+}  // namespace
+
+bool BudgetPlans::Entry::is_hopeless() const { return !plan && measured >= kMeasurements; }
+
+bool BudgetPlans::uses_file(const Entry& entry) const {
+  if (!options_.disk.is_known()) return false;
+  if (entry.plan) return entry.plan->offloaded_bytes > 0;
+  return entry.minimal_memory < kMinimalMemory.size() && !entry.is_unbounded;
+}
+
+bool BudgetPlans::prepare(int64_t samples) {
+  samples_ = samples;
+  return uses_file(entries_[samples]);
+}
+
+BudgetPlans::Forward BudgetPlans::begin() {
+  samples_of_steps_ += samples_;
+  sizes_.insert(samples_);
+  auto& entry = entries_[samples_];
+  const bool has_file = uses_file(entry);
+  running_ = {};
+  if (entry.plan) {
+    running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
+    return running_;
+  }
+  const auto& minimal_memory = kMinimalMemory[entry.minimal_memory % kMinimalMemory.size()];
+  running_.is_unbounded = std::exchange(entry.is_unbounded, false);
+  const auto room = (running_.is_unbounded ? options_.limit : budget_) - counter_.live();
+  auto segment = std::max(kLeast, room / minimal_memory.share);
+  if (!is_resolved_ || running_.is_unbounded) segment = std::min(segment, kUnresolved);
+  running_.policy =
+      std::make_shared<AutomaticCuts>(segment, minimal_memory.live, entry.constraints);
+  // The very first step has cold caches and page faults.
+  const bool is_warm = entry.steps > 0 && entry.measured < kMeasurements;
+  if (is_warm || running_.is_unbounded) {
+    entry.has_file = has_file;
+    entry.base_tags = counter_.largest_tags(SIZE_MAX);
+    running_.profiler = std::make_shared<Profiler>(counter_);
+  }
+  return running_;
+}
+
+void BudgetPlans::end_forward(const TapeReport& tape) {
+  auto& entry = entries_[samples_];
+  const auto* planned = dynamic_cast<const PlannedPolicy*>(running_.policy.get());
+  if (running_.profiler) entry.saved_bytes = tape.saved_bytes;
+  if (!planned) return;
+  // With less to save the plan still holds. With more, or other ops, the step is measured again.
+  const bool is_larger = tape.saved_bytes > entry.saved_bytes + entry.saved_bytes / 100;
+  if (!is_larger && !planned->has_diverged()) return;
+  entry.why_again =
+      planned->has_diverged()
+          ? "the forward calls other ops than the one that was planned for"
+          : format("the forward saves {}, and {} was planned for", byte_size_text(tape.saved_bytes),
+                   byte_size_text(entry.saved_bytes));
+  entry.plan.reset();
+  if (entry.measured == kMeasurements) {
+    log::warn("plan",
+              "the program keeps changing: it runs without a plan from now on, with the "
+              "minimal-memory fallback");
+  }
+}
+
+void BudgetPlans::end_backward() {
+  auto& entry = entries_[samples_];
+  entry.is_followed = entry.plan != nullptr;
+  if (!entry.plan) ++entry.steps;
+  const auto run = std::exchange(running_, {});
+  if (!run.profiler) return;
+  entry.profile = std::make_shared<const StepProfile>(run.profiler->finish());
+  ++entry.measured;
+  entry.is_tightened = false;
+  make(entry);
+  if (entry.plan || !run.is_unbounded) return;
+  const auto least = least_plan(entry);
+  throw too_small_error({*entry.profile, samples_, entry.base_tags}, budget_, least,
+                        least_budget(least));
+}
+
+std::optional<Plan> BudgetPlans::plan_for(const Entry& entry, int64_t limit, bool with_file) const {
+  const auto measured = entry.has_file ? options_.staging : 0;
+  const auto more = (with_file ? options_.staging : 0) - measured;
+  auto plan = make_plan(*entry.profile, {.budget = limit - more,
+                                         .disk = with_file ? options_.disk : OffloadFile::Speed()});
+  if (!plan) return plan;
+  plan->budget = limit;
+  plan->predicted_peak += more;
+  plan->plain_peak -= measured;
+  return plan;
+}
+
+// A file is used where it makes the step quicker, or possible.
+std::optional<Plan> BudgetPlans::better_plan(Entry& entry, int64_t limit) const {
+  auto without = plan_for(entry, limit, /*with_file=*/false);
+  if (!options_.disk.is_known()) return without;
+  entry.offload_note.clear();
+  if (without && without->predicted_peak >= without->plain_peak) {
+    entry.offload_note = "everything fits without it";
+    return without;
+  }
+  auto with = plan_for(entry, limit, /*with_file=*/true);
+  if (with && with->offloaded_bytes == 0) {
+    with->predicted_peak -= options_.staging;  // without staging
+    if (!without) without = with;
+    with.reset();
+    entry.offload_note = format("no value of at least {} could wait in the file long enough",
+                                byte_size_text(Offload::kMinBytes));
+  }
+  if (!with || (without && without->predicted_seconds <= with->predicted_seconds)) {
+    if (with) entry.offload_note = "the plan without it is predicted to be as quick";
+    return without;
+  }
+  return with;
+}
+
+Plan BudgetPlans::least_plan(const Entry& entry) const {
+  const auto measured = entry.has_file ? options_.staging : 0;
+  auto least = least_memory(*entry.profile);
+  least.predicted_peak -= measured;
+  if (!options_.disk.is_known()) return least;
+  auto with = least_memory(*entry.profile, {.disk = options_.disk});
+  with.predicted_peak += options_.staging - measured;
+  return with.predicted_peak < least.predicted_peak ? with : least;
+}
+
+int64_t BudgetPlans::least_budget(const Plan& least) const {
+  return static_cast<int64_t>(static_cast<double>(least.predicted_peak) / (1 - kLeastMargin));
+}
+
+// By the size of micro-batch that was measured first; it stays for all.
+void BudgetPlans::resolve(const Entry& entry) {
+  if (std::exchange(is_resolved_, true)) return;
+  budget_ = static_cast<int64_t>(static_cast<double>(entry.plain_peak) * options_.share_of_plain);
+  log::info("memory", format("plain training of {} takes {}: the budget is {:g}% of that, {}",
+                             micro_batch_text(samples_), byte_size_text(entry.plain_peak),
+                             100 * options_.share_of_plain, byte_size_text(budget_)));
+}
+
+void BudgetPlans::make(Entry& entry) {
+  entry.plain_peak =
+      keep_everything(*entry.profile).predicted_peak - (entry.has_file ? options_.staging : 0);
+  resolve(entry);
+  const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
+  auto plan = better_plan(entry, limit);
+  const auto why = std::exchange(entry.why_again, {});
+  const auto prefix =
+      why.empty() ? std::string() : format("replaces the plan before it, since {}: ", why);
+  entry.is_followed = false;
+  if (!plan) {
+    entry.plan.reset();
+    entry.measured = kMeasurements;
+    if (options_.logs_plans) {
+      log::info("plan", prefix + no_plan_text(samples_, budget_, least_plan(entry).predicted_peak));
+    }
+    return;
+  }
+  if (options_.logs_plans) log::info("plan", prefix + plan_text(samples_, budget_, *plan));
+  entry.plan = std::make_shared<const Plan>(std::move(*plan));
+}
+
+void BudgetPlans::begin_window() {
+  samples_of_steps_ = 0;
+  sizes_.clear();
+}
+
+void BudgetPlans::forget() {
+  running_ = {};
+  begin_window();
+}
+
+bool BudgetPlans::tighten(bool can_split) {
+  auto& entry = entries_[samples_];
+  const bool was_unbounded = std::exchange(running_, {}).is_unbounded;
+  if (!entry.plan) {
+    const auto ways = kMinimalMemory.size() * (options_.disk.is_known() ? 2 : 1);
+    if (entry.minimal_memory + 1 < ways) {
+      ++entry.minimal_memory;
+      return true;
+    }
+    if (can_split || was_unbounded || options_.limit <= budget_) return false;
+    entry.is_unbounded = true;
+    return true;
+  }
+  // A larger margin once; then the measurement is no longer valid.
+  if (!std::exchange(entry.is_tightened, true) && entry.margin + kMoreMargin <= kMostMargin) {
+    entry.margin += kMoreMargin;
+    entry.why_again =
+        format("memory was short; {:.0f} % of the budget are spared now", 100 * entry.margin);
+    make(entry);
+    if (entry.plan) return true;
+  }
+  entry.why_again = "memory was short with it";
+  entry.plan.reset();
+  entry.is_tightened = false;
+  return entry.measured < kMeasurements;
+}
+
+std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
+  const auto place = entries_.find(samples);
+  return place == entries_.end() ? nullptr : place->second.plan;
+}
+
+int64_t BudgetPlans::quickest_size(int64_t largest) const {
+  const auto seconds_per_sample = [](int64_t samples, const Plan& plan) {
+    return plan.predicted_seconds / static_cast<double>(samples);
+  };
+  for (int64_t samples = largest;;) {
+    const auto here = plan(samples);
+    const int64_t half = (samples + 1) / 2;
+    if (!here || half == samples || here->predicted_seconds <= here->plain_seconds) return samples;
+    const auto tried = entries_.find(half);
+    if (tried != entries_.end() && tried->second.is_hopeless()) return samples;
+    const auto smaller = plan(half);
+    if (!smaller) return half;
+    if (seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
+      return samples;
+    }
+    samples = half;
+  }
+}
+
+BudgetPlans::Steps BudgetPlans::steps() const {
+  Steps steps{.samples = samples_of_steps_, .is_settled = !sizes_.empty()};
+  for (const auto size : sizes_) {
+    const auto& entry = entries_.at(size);
+    steps.sizes.push_back(size);
+    steps.is_settled &= entry.is_followed || entry.is_hopeless();
+    if (entry.plan) {
+      steps.predicted_peak = std::max(steps.predicted_peak, entry.plan->predicted_peak);
+    }
+    steps.largest = size;  // they are in order
+    steps.offload_note = entry.offload_note;
+    steps.plain_peak = entry.plain_peak;
+  }
+  if (steps.plain_peak > 0 && steps.samples > steps.largest) {
+    const auto& entry = entries_.at(steps.largest);
+    const auto base = entry.profile->base - (entry.has_file ? options_.staging : 0);
+    const auto times = static_cast<double>(steps.samples) / static_cast<double>(steps.largest);
+    steps.is_scaled_up = true;
+    steps.plain_peak =
+        base + static_cast<int64_t>(static_cast<double>(steps.plain_peak - base) * times);
+  }
+  return steps;
+}
+
+std::string BudgetPlans::summary(const std::vector<int64_t>& sizes) const {
+  std::string text;
+  for (const auto size : sizes) {
+    const auto& entry = entries_.at(size);
+    if (!entry.plan) {
+      text += no_plan_text(size, budget_, least_plan(entry).predicted_peak) + "\n";
+      continue;
+    }
+    text += plan_text(size, budget_, *entry.plan) + "\n";
+    text += format("  predicted: {:.3f} s by this plan, {:.3f} s for plain training\n",
+                   entry.plan->predicted_seconds, entry.plan->plain_seconds);
+    if (!entry.offload_note.empty()) {
+      text += format("  offload is not used: {}\n", entry.offload_note);
+    }
+  }
+  return text;
+}
+
+std::string BudgetPlans::plain_summary(int64_t samples) const {
+  const auto& entry = entries_.at(samples);
+  return plain_text({*entry.profile, samples, entry.base_tags});
+}
+
+}  // namespace fleet::memory

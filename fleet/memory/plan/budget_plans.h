@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fleet/memory/allocator/memory_counter.h"
+#include "fleet/memory/plan/plan.h"
+#include "fleet/memory/plan/profiler.h"
+#include "fleet/memory/tape/policies.h"
+
+namespace fleet::memory {
+
+struct BudgetPlansOptions {
+  int64_t budget = 0;         // counted bytes; with share_of_plain, until that is known
+  double share_of_plain = 0;  // above 0: the budget becomes this share of what plain training takes
+  int64_t limit = 0;          // of the process, for `Forward::is_unbounded`
+  OffloadFile::Speed disk = {};  // if it is known, plans may offload
+  int64_t staging = 0;           // counted bytes that the file takes while it is open
+  bool logs_plans = true;        // a line for every plan
+};
+
+/// Keeps the steps of a training within a budget. The first step runs with as little memory as it
+/// can, the second one is measured as well, and from the third on a plan is followed; each size of
+/// micro-batch has its own. A program that grows or changes is measured again.
+class BudgetPlans {
+ public:
+  BudgetPlans(const BudgetPlansOptions& options, MemoryCounter& counter)
+      : options_(options),
+        counter_(counter),
+        budget_(options.budget),
+        is_resolved_(options.share_of_plain == 0) {}
+
+  int64_t budget() const { return budget_; }
+  /// False while the budget is a share of what plain training takes, and that is not known.
+  bool is_resolved() const { return is_resolved_; }
+
+  /// A step over so many samples (0: not known) comes next. Returns whether the offload file must
+  /// be open during it, which the caller does before `begin`.
+  bool prepare(int64_t samples);
+
+  struct Forward {
+    std::shared_ptr<TapePolicy> policy;
+    std::shared_ptr<Profiler> profiler;
+    bool is_unbounded = false;  // measured beyond the budget, the last resort
+  };
+  /// How the forward is to be recorded.
+  Forward begin();
+  void end_forward(const TapeReport& tape);
+  /// Throws an Error with the least sufficient budget if no plan exists for a step that cannot be
+  /// split.
+  void end_backward();
+  /// The step failed.
+  void forget();
+
+  /// Memory was short: true if the same step may fit otherwise: by a plan with a larger margin,
+  /// with other cuts while there is no plan, or, if it cannot be split any further, by a plan from
+  /// a step that is measured beyond the budget.
+  bool tighten(bool can_split);
+
+  /// The plan in force for so many samples; null: none yet.
+  std::shared_ptr<const Plan> plan(int64_t samples) const;
+
+  /// The size of micro-batch that is quickest for a batch that fits in micro-batches of `largest`
+  /// samples: that, or a half of it, a quarter..., as long as each is quicker by its plan than the
+  /// one before. A size that has not run yet is run next.
+  int64_t quickest_size(int64_t largest) const;
+
+  /// Of the steps since `begin_window`.
+  struct Steps {
+    int64_t samples = 0;         // of all; 0: not known
+    int64_t largest = 0;         // micro-batch
+    bool is_settled = false;     // each ran by its final plan, or will have none
+    int64_t plain_peak = 0;      // of all samples in one micro-batch; 0: not known yet
+    bool is_scaled_up = false;   // plain_peak, from a smaller micro-batch
+    int64_t predicted_peak = 0;  // of the plans in force; 0: none
+    std::string offload_note;    // why a file is not used; empty: it is, or was not asked for
+    std::vector<int64_t> sizes;  // of their micro-batches, each once
+  };
+  Steps steps() const;
+  void begin_window();
+
+  /// The plans in force for these sizes, as text.
+  std::string summary(const std::vector<int64_t>& sizes) const;
+  /// What plain training takes for this size, and what plans would save of it.
+  std::string plain_summary(int64_t samples) const;
+
+ private:
+  struct Entry {
+    int steps = 0;  // that ran without a plan
+    int measured = 0;
+    size_t minimal_memory = 0;  // how it runs without a plan
+    double margin = 0.01;
+    bool is_tightened = false;  // since it was measured
+    bool is_unbounded = false;  // the next step is measured beyond the budget
+    bool is_followed = false;   // the last step ran by the plan that is in force
+    bool has_file = false;      // was open while it was measured
+    int64_t saved_bytes = 0;    // of the forward that was measured
+    int64_t plain_peak = 0;     // by the profile
+    std::string why_again;      // a plan is to replace another
+    std::string offload_note;
+    std::shared_ptr<InPlaceConstraints> constraints = std::make_shared<InPlaceConstraints>();
+    std::shared_ptr<const StepProfile> profile;
+    std::vector<MemoryCounter::TagUse> base_tags;
+    std::shared_ptr<const Plan> plan;
+
+    bool is_hopeless() const;  // it will never have a plan
+  };
+  bool uses_file(const Entry& entry) const;
+  void resolve(const Entry& entry);
+  void make(Entry& entry);
+  std::optional<Plan> plan_for(const Entry& entry, int64_t limit, bool with_file) const;
+  std::optional<Plan> better_plan(Entry& entry, int64_t limit) const;
+  Plan least_plan(const Entry& entry) const;
+  int64_t least_budget(const Plan& least) const;
+
+  BudgetPlansOptions options_;
+  MemoryCounter& counter_;
+  int64_t budget_;
+  bool is_resolved_;
+  std::map<int64_t, Entry> entries_;
+  int64_t samples_ = 0;           // of the step that runs
+  int64_t samples_of_steps_ = 0;  // since `begin_window`
+  std::set<int64_t> sizes_;       // likewise
+  Forward running_;
+};
+
+}  // namespace fleet::memory

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/replay/region.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "fleet/core/error.h"
+#include "fleet/core/torch/interception.h"
+#include "fleet/memory/replay/replay.h"
+#include "fleet/memory/replay/replay_need.h"
+
+namespace fleet::memory {
+namespace {
+
+std::atomic<int64_t> g_alive{0};
+
+// Recomputed values are evicted at the end of a backward at the latest: with retain_graph nothing
+// else would free them. By thread, since other threads may be in the middle of a backward.
+class RecomputedValues {
+ public:
+  static RecomputedValues& of_this_thread() {
+    static const bool is_registered = [] {
+      compat::on_backward_end([] { of_this_thread().evict(); });
+      return true;
+    }();
+    (void)is_registered;
+    thread_local RecomputedValues recomputed;
+    return recomputed;
+  }
+  void add(const std::shared_ptr<KeptValue>& kept) { kept_.push_back(kept); }
+
+ private:
+  void evict() {
+    for (const auto& entry : kept_) {
+      if (const auto kept = entry.lock()) kept->evict_recomputed();
+    }
+    kept_.clear();
+  }
+  std::vector<std::weak_ptr<KeptValue>> kept_;
+};
+
+}  // namespace
+
+Region::Region(std::shared_ptr<Region> parent, std::shared_ptr<const ProvenanceTable> provenance,
+               int first_op)
+    : parent_(std::move(parent)),
+      provenance_(std::move(provenance)),
+      first_op_(first_op),
+      depth_(parent_ ? parent_->depth_ + 1 : 0) {
+  ++g_alive;
+}
+
+Region::~Region() { --g_alive; }
+
+int64_t Region::alive() { return g_alive; }
+
+bool Region::contains(const Region* other) const {
+  while (other && other->depth_ > depth_) other = other->parent_.get();
+  return other == this;
+}
+
+Region* Region::common(Region* a, Region* b) {
+  while (a != b) {
+    auto*& deeper = a->depth_ >= b->depth_ ? a : b;
+    deeper = deeper->parent_.get();
+  }
+  return a;
+}
+
+void Region::add(const std::shared_ptr<KeptValue>& kept) {
+  kept->set_region(shared_from_this());
+  members_.push_back(kept);
+}
+
+std::vector<std::shared_ptr<KeptValue>> Region::members() {
+  std::vector<std::shared_ptr<KeptValue>> living;
+  for (const auto& entry : members_) {
+    auto kept = entry.lock();
+    // It may have moved to an outer region since.
+    if (kept && kept->region().get() == this) living.push_back(std::move(kept));
+  }
+  return living;
+}
+
+void Region::set_open_records(const OpRecords* records) {
+  const std::scoped_lock lock(mutex_);
+  open_records_ = records;
+}
+
+void Region::abandon() {
+  const std::scoped_lock lock(mutex_);
+  open_records_ = nullptr;
+  is_abandoned_ = true;
+}
+
+Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& records) {
+  const std::scoped_lock lock(mutex_);
+  Dropped result;
+  ReplayNeed need(*this, *provenance_, records);
+  const auto record_of = [&](int op) {
+    return std::ranges::lower_bound(records, op, {}, [](const auto& r) { return r->index; })->get();
+  };
+  std::vector<std::shared_ptr<KeptValue>> dropped;
+  for (auto& kept : members()) {
+    const auto& origin = kept->origin();
+    if (!need.possible(*kept)) {
+      FLEET_ASSERT(kept->is_resident(), "a value was evicted that cannot be recomputed");
+      kept->set_region(nullptr);
+      const int op = origin.op >= 0 ? origin.op : provenance_->value(origin.value).producer;
+      result.kept.emplace_back(record_of(op)->traits->name, kept->bytes());
+      continue;
+    }
+    need.mark(*kept);
+    if (origin.op >= 0 && kept->is_resident()) {
+      remember_mask(*record_of(origin.op), origin.save, kept->tensor());
+    }
+    result.bytes += kept->bytes();
+    dropped.push_back(std::move(kept));
+  }
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (need.is_needed(i)) records_.push_back(records[i]);
+  }
+  // Last, so that an error before it changes nothing.
+  open_records_ = nullptr;
+  for (const auto& kept : dropped) kept->evict();
+  result.values = std::ssize(dropped);
+  return result;
+}
+
+void Region::hand_over(Region* outer) {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& kept : members()) {
+    if (outer) {
+      outer->add(kept);
+    } else {
+      kept->set_region(nullptr);
+    }
+  }
+  members_.clear();
+  open_records_ = nullptr;
+}
+
+void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask) {
+  if (record.traits->name != "aten::dropout" || record.saves != 1 || save != 0) return;
+  try {
+    record.mask = MaskBits::of(mask);
+  } catch (const c10::OutOfMemoryError&) {
+    return;  // then it is recomputed from the rng state
+  }
+  if (record.mask) record.rng_state.reset();
+}
+
+// For a gradient that is taken inside the forward: all records so far.
+std::vector<std::shared_ptr<OpRecord>> Region::records_now() const {
+  if (!open_records_) return records_;
+  const auto& all = open_records_->records;
+  return {all.begin() + (first_op_ - open_records_->first_op), all.end()};
+}
+
+void Region::recompute() {
+  const std::scoped_lock lock(mutex_);
+  if (is_abandoned_) {
+    throw Error(
+        "recompute",
+        "the forward ended with an error before its segment did, so what was evicted cannot "
+        "be recomputed",
+        "call the forward again before backward");
+  }
+  std::vector<std::shared_ptr<KeptValue>> wanted, available = replay_inputs_;
+  for (auto& kept : members()) {
+    if (kept->is_intact()) {
+      available.push_back(std::move(kept));
+    } else if (!kept->is_resident()) {
+      wanted.push_back(std::move(kept));
+    }
+  }
+  if (wanted.empty()) return;
+  for (const auto& kept : wanted) RecomputedValues::of_this_thread().add(kept);
+  replay(*this, *provenance_, records_now(), wanted, available);
+}
+
+}  // namespace fleet::memory

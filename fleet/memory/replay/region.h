@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fleet/memory/tape/kept_value.h"
+#include "fleet/memory/tape/op_record.h"
+#include "fleet/memory/tape/provenance_table.h"
+
+namespace fleet::memory {
+
+/// An interval of a forward whose values can be recomputed by calling its ops again. Regions nest:
+/// the replay of an inner one starts from values that the outer one recomputes.
+///
+/// It is owned by what autograd saved inside it, and freed with the last of these.
+class Region : public std::enable_shared_from_this<Region> {
+ public:
+  Region(std::shared_ptr<Region> parent, std::shared_ptr<const ProvenanceTable> provenance,
+         int first_op);
+  ~Region();
+
+  /// `other` is this region or inside of it.
+  bool contains(const Region* other) const;
+  const std::shared_ptr<Region>& parent() const { return parent_; }
+  int first_op() const { return first_op_; }
+
+  /// The innermost region that contains both.
+  static Region* common(Region* a, Region* b);
+
+  /// A value that this region recomputes once it has been evicted.
+  void add(const std::shared_ptr<KeptValue>& kept);
+
+  /// For selective recomputation of a single value inside its parent: replay inputs beside those of
+  /// its ops.
+  void own_replay_input(std::shared_ptr<KeptValue> kept) {
+    replay_inputs_.push_back(std::move(kept));
+  }
+  bool is_for_one_value() const { return is_for_one_value_; }
+  void set_records(std::vector<std::shared_ptr<OpRecord>> records) {
+    is_for_one_value_ = true;
+    records_ = std::move(records);
+  }
+
+  struct Dropped {
+    int64_t values = 0, bytes = 0;
+    std::vector<std::pair<std::string, int64_t>> kept;  // op and bytes of what cannot be recomputed
+  };
+  /// While the tape records into it, `records` of the open segment are where its ops are found;
+  /// null once `drop` or `hand_over` has been called.
+  void set_open_records(const OpRecords* records);
+  /// Its forward ended with an error before it was closed: what was evicted is lost.
+  void abandon();
+
+  /// Evicts the values added to it, as far as they can be recomputed, and keeps those of `records`,
+  /// its own, that this takes.
+  Dropped drop(const std::vector<std::shared_ptr<OpRecord>>& records);
+  /// The reverse: the values stay, and belong to the outer region; null: to none.
+  void hand_over(Region* outer);
+  /// The mask of a dropout that is about to be evicted is kept as bits, since random numbers are
+  /// slow.
+  static void remember_mask(OpRecord& record, int save, const torch::Tensor& mask);
+
+  /// Replays the ops that its evicted values need, and no others.
+  void recompute();
+
+  /// Regions in this process.
+  static int64_t alive();
+
+ private:
+  std::vector<std::shared_ptr<KeptValue>> members();
+  std::vector<std::shared_ptr<OpRecord>> records_now() const;
+
+  std::shared_ptr<Region> parent_;
+  std::shared_ptr<const ProvenanceTable> provenance_;
+  int first_op_;
+  int depth_;
+  bool is_for_one_value_ = false;
+  std::vector<std::weak_ptr<KeptValue>> members_;
+  std::vector<std::shared_ptr<KeptValue>> replay_inputs_;
+  std::vector<std::shared_ptr<OpRecord>> records_;
+  const OpRecords* open_records_ = nullptr;
+  bool is_abandoned_ = false;
+  std::recursive_mutex mutex_;
+};
+
+}  // namespace fleet::memory

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/train/forward_scopes.h"
+
+#include <utility>
+
+#include "fleet/train/training_stack.h"
+
+namespace fleet {
+
+ForwardScopes::ForwardScopes(TrainingStack& stack, int64_t samples)
+    : samples_(samples),
+      sync_batch_norm_(std::in_place, stack.norm_comm),
+      autocast_(std::in_place, stack.amp ? &stack.amp->autocast() : nullptr),
+      budget_(std::in_place, stack.memory.get()),
+      recorded_(std::in_place, stack.memory.get(), samples) {}
+
+void ForwardScopes::end() {
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (recorded_) recorded_->finish();
+  recorded_.reset();
+  budget_.reset();
+  autocast_.reset();
+  sync_batch_norm_.reset();
+}
+
+void ForwardScopes::end_noexcept() noexcept {
+  try {
+    end();
+  } catch (...) {
+    recorded_.reset();
+    budget_.reset();
+    autocast_.reset();
+    sync_batch_norm_.reset();
+    error_ = std::current_exception();
+  }
+}
+
+}  // namespace fleet

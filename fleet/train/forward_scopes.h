@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+
+#include "fleet/parallel/sync_batch_norm.h"
+#include "fleet/precision/autocast.h"
+#include "fleet/train/memory_strategy.h"
+
+namespace fleet {
+
+struct TrainingStack;
+
+/// The scopes that strategies put around one forward: batch norm over all ranks, autocast, the
+/// memory budget, the tape. They end in the reverse order.
+class ForwardScopes {
+ public:
+  /// `samples`: of the micro-batch; 0 when they are not known.
+  ForwardScopes(TrainingStack& stack, int64_t samples);
+
+  /// Before backward: throws what recompute has against the forward.
+  void end();
+  /// The same where nothing may be thrown; the next `end` throws it.
+  void end_noexcept() noexcept;
+
+  int64_t samples() const { return samples_; }
+
+ private:
+  int64_t samples_;
+  std::optional<SyncBatchNormScope> sync_batch_norm_;
+  std::optional<precision::AutocastScope> autocast_;
+  std::optional<MemoryStrategy::Enforced> budget_;
+  std::optional<MemoryStrategy::Forward> recorded_;
+  std::exception_ptr error_;
+};
+
+}  // namespace fleet

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <signal.h>
+
+#include <cmath>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "fleet/core/error.h"
+#include "fleet/core/text/format.h"
+
+#include "tests/data/temporary_folder.h"
+#include "tests/ranks/ranks.h"
+#include "tests/ranks/story.h"
+#include "tests/soak/soak.h"
+
+namespace fleet::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr double kFaultEvery_s = 60;
+constexpr double kUndisturbed_s = 30;
+
+Words goodput_job(const SoakOptions& options, const std::filesystem::path& dir) {
+  Words words = {format("--nproc_per_node={}", options.ranks), "--max_restarts=1000"};
+  if (options.elastic) words.push_back("--elastic");
+  words.insert(words.end(), {beside("test_elastic_program"), "--epochs=1000000", "--step_ms=50",
+                             "--save_every=20", "--snapshot_dir=" + dir.string()});
+  return words;
+}
+
+/// Averages that the ranks have made from `begin` to `end`, each number once per rank: an update
+/// that is repeated after a restart is of no use the second time.
+int64_t useful_updates(const Launched& job, int ranks, double begin, double end) {
+  int64_t count = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::set<int64_t> before, numbers;
+    for (const auto& update : Story::in(job.log(rank)).updates) {
+      if (update.at < begin) before.insert(update.number);
+      if (update.at >= begin && update.at < end && !before.contains(update.number))
+        numbers.insert(update.number);
+    }
+    count += std::ssize(numbers);
+  }
+  return count;
+}
+
+bool all_train(const Launched& job, int ranks) {
+  return eventually(
+      [&] {
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (!Story::in(job.log(rank)).is_training()) return false;
+        }
+        return true;
+      },
+      120s);
+}
+
+void sleep_until(double time) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(time - steady_seconds()));
+}
+
+}  // namespace
+
+Row soak_goodput(const SoakOptions& options) {
+  const TemporaryFolder folder;
+  Launched job(goodput_job(options, folder.path() / "snapshots"),
+               with({"OMP_NUM_THREADS=1", "FLEET_TIMEOUT_S=5"}));
+  if (!all_train(job, options.ranks)) throw Error("soak", "the job does not train", job.output());
+  // The same job gives the measure before the first fault.
+  const double calm = steady_seconds();
+  sleep_until(calm + kUndisturbed_s);
+  const double rate =
+      static_cast<double>(useful_updates(job, options.ranks, calm, calm + kUndisturbed_s)) /
+      kUndisturbed_s;
+  const double begin = steady_seconds(), end = begin + 60 * options.minutes;
+  std::mt19937_64 random(static_cast<uint64_t>(options.seed));
+  auto problems = Row::array();
+  int faults = 0;
+  // Half a period before the first, so that the last has the other half to be mended in.
+  for (double at = begin + kFaultEvery_s / 2; at < end; at += kFaultEvery_s) {
+    sleep_until(at);
+    const auto victim = static_cast<int>(random() % static_cast<uint64_t>(options.ranks));
+    if (is_gone(job.pid()) || !all_train(job, options.ranks)) {
+      problems.push_back("not all ranks train a minute after the last fault\n" + job.output());
+      break;
+    }
+    ::kill(Story::in(job.log(victim)).pids.back(), SIGKILL);
+    ++faults;
+  }
+  sleep_until(end);
+  const auto useful = useful_updates(job, options.ranks, begin, end);
+  job.send(SIGTERM);
+  if (const int code = job.wait(60s); code != 143)
+    problems.push_back(format("ended with {}\n{}", code, job.output()));
+  const double expected = rate * 60 * options.minutes;
+  return {{"setup", format("{} ranks, {}", options.ranks, options.elastic ? "elastic" : "restart")},
+          {"tried", faults},
+          {"minutes", options.minutes},
+          {"undisturbed_averages", static_cast<int64_t>(expected)},
+          {"useful_averages", useful},
+          {"goodput", std::round(1000 * static_cast<double>(useful) / expected) / 1000},
+          {"problems", problems}};
+}
+
+}  // namespace fleet::launch

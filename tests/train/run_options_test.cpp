@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/train/run_options.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include "fleet/io/weights.h"
+
+#include "tests/data/temporary_folder.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
+
+namespace fleet {
+namespace {
+
+using testing::error_message_of;
+
+TEST(RunOptionsTest, FileToSaveIsSeenToBeWritableBeforeTraining) {
+  const TemporaryFolder folder;
+  folder.write("file", "x");
+  torch::nn::Linear net(2, 3);
+  const RunOptions run{.save = (folder.path() / "file" / "net.safetensors").string()};
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { run.load(net); }),
+                   "[weights] --save: cannot write ", "Not a directory"));
+}
+
+TEST(RunOptionsTest, FileToSaveIsNotTheOneToStartFrom) {
+  const TemporaryFolder folder;
+  torch::nn::Linear net(2, 3);
+  const auto file = folder.path() / "net.safetensors";
+  save_weights(net, file);
+  std::filesystem::create_hard_link(file, folder.path() / "other");
+  const RunOptions run{.weights = file.string(), .save = (folder.path() / "other").string()};
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { run.load(net); }), "--save",
+                   "is the file of --weights", "would be lost"));
+}
+
+TEST(RunOptionsTest, FolderOfTheFileToSaveIsMade) {
+  const TemporaryFolder folder;
+  torch::nn::Linear net(2, 3);
+  const RunOptions run{.save = (folder.path() / "new" / "net.safetensors").string()};
+  run.load(net);
+  run.keep(net);
+  EXPECT_TRUE(load_weights(net, run.save).complete());
+}
+
+}  // namespace
+}  // namespace fleet
