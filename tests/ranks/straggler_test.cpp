@@ -31,7 +31,7 @@ std::string output_of(const Words& arguments) {
 TEST(StragglerTest, IsNamedOnceAndAgainWhenItKeepsUp) {
   const auto text = output_of({});
   EXPECT_TRUE(says(text, "[straggler] warning: rank 1 (",
-                   "slows the others down: its own part of an", "in the last 5 updates\n",
+                   "slows the others down: its own compute for an", "in the last 5 updates\n",
                    ") is as fast as the others again: "));
 }
 
