@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/torch/interception.h"
+#include "fleet/memory/eviction/eviction_pool.h"
 #include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/replay/region.h"
@@ -59,6 +60,46 @@ class Selective final : public AtCheckpoints {
   bool all_;
 };
 
+// As if memory were short now and then: some values are evicted, or all that can be.
+class RandomEvictions final : public memory::ReplayObserver {
+ public:
+  explicit RandomEvictions(int seed) : random_(static_cast<uint64_t>(seed)) {}
+  void evict_sometimes() {
+    if (random_() % 4 == 0) evict();
+  }
+  void evict() {
+    const auto bytes = random_() % 2 == 0 ? std::numeric_limits<int64_t>::max() : 1;
+    freed += memory::EvictionPool::evict(bytes);
+  }
+  // In the middle of a replay.
+  void replayed(int /*op*/, double /*seconds*/) override { evict_sometimes(); }
+  void recomputed(double /*seconds*/) override { evict_sometimes(); }
+
+  static inline int64_t freed = 0;
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// Before some ops, values are evicted. Segments end at checkpoints, or nowhere.
+class EvictAtRandom final : public TapePolicy {
+ public:
+  EvictAtRandom(bool cuts, int seed) : cuts_(cuts), evictions_(seed) {}
+  bool cut_before_op(const Tape& /*tape*/, const memory::OpTraits& /*op*/) override {
+    evictions_.evict_sometimes();
+    return false;
+  }
+  bool cut_at(std::string_view /*name*/) override { return cuts_; }
+  Treatment treatment(int segment) override {
+    if (!cuts_ || segment % 3 == 0) return Treatment::kEvictOnDemand;
+    return segment % 3 == 1 ? Treatment::kEvictEagerly : Treatment::kKeep;
+  }
+
+ private:
+  bool cuts_;
+  RandomEvictions evictions_;
+};
+
 // The names of a forward's ops, which a plan needs.
 class Names final : public TapePolicy {
  public:
@@ -79,6 +120,7 @@ struct Variant {
   bool with_recompute = false;
   bool with_offload = false;
   bool with_plan = false;  // a random one for the program
+  bool with_evictions = false;  // in backward
 };
 
 // How often and where a program is run.
@@ -132,6 +174,16 @@ const std::vector<Variant>& variants() {
       {"offload, selective in segments", make<Selective>(kDrop, false), false, true},
       {"offload, everything kept", make<KeptAndOffloaded>(), false, true},
       {"offload, automatic cuts", make<memory::AutomaticCuts>(500, 2), false, true},
+      {.name = "evictions", .policy = make<EvictAtRandom>(false, 1), .with_evictions = true},
+      {.name = "evictions, recompute()",
+       .policy = make<EvictAtRandom>(false, 2),
+       .with_recompute = true,
+       .with_evictions = true},
+      {.name = "evictions, segments", .policy = make<EvictAtRandom>(true, 3), .with_evictions = true},
+      {.name = "evictions, offload",
+       .policy = make<EvictAtRandom>(true, 4),
+       .with_offload = true,
+       .with_evictions = true},
       {.name = "plan", .with_plan = true},
       {.name = "plan, recompute()", .with_recompute = true, .with_plan = true},
       {.name = "plan, offload", .with_offload = true, .with_plan = true},
@@ -211,7 +263,21 @@ Outcome train(RandomProgram& program, const Variant* variant, const MakePolicy& 
       }
     }
     const auto backward = [&] {
-      for (const auto& loss : losses) run_backward(loss, program.parameters(), course);
+      if (!variant || !variant->with_evictions) {
+        for (const auto& loss : losses) run_backward(loss, program.parameters(), course);
+        return;
+      }
+      RandomEvictions evictions(7);
+      struct Observed {
+        explicit Observed(memory::ReplayObserver* observer)
+            : before(memory::ReplayObserver::exchange(observer)) {}
+        ~Observed() { memory::ReplayObserver::exchange(before); }
+        memory::ReplayObserver* before;
+      } const observed(&evictions);
+      for (const auto& loss : losses) {
+        evictions.evict();
+        run_backward(loss, program.parameters(), course);
+      }
     };
     course.on_other_thread ? on_another_thread(backward) : backward();
   } catch (const std::exception& error) {
@@ -307,6 +373,7 @@ TEST_P(RandomPrograms, EqualPlain) {
     EXPECT_LE(leaky, programs / kChunks / 50);
     EXPECT_GT(after.recomputations - before.recomputations, runs);
     EXPECT_GT(offload().file->statistics().bytes_read - read_before, 64 * accepted);
+    EXPECT_GT(RandomEvictions::freed, 1000 * accepted);
   }
 }
 

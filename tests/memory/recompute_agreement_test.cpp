@@ -263,15 +263,17 @@ TEST(RecomputeAgreement, ReplayRecipeAndSimulationAgreeOnRandomGraphs) {
       expected ? ++possible : ++impossible;
       const auto kept = recorded.kept(value, graph, time);
 
-      ReplayNeed need(*recorded.region, *recorded.values.provenance(), recorded.records.records);
-      for (const auto& one : recorded.available) need.set_available(*one);
+      AvailableValues available;
+      for (const auto& one : recorded.available) available.add(one);
+      ReplayNeed need(*recorded.region, *recorded.values.provenance(), recorded.records.records,
+                      available);
       ASSERT_EQ(need.possible(*kept), expected) << "replay: value " << value << " at " << time;
       if (expected) {
         need.mark(*kept);
         std::set<int> needed;
         reference.add_needed(value, time, needed);
         for (int op = kBegin; op < n; ++op) {
-          ASSERT_EQ(need.is_needed(static_cast<size_t>(op - kBegin)), needed.contains(op))
+          ASSERT_EQ(need.is_needed(op), needed.contains(op))
               << "op " << op << " for value " << value << " at " << time;
         }
       }

@@ -109,6 +109,7 @@ void MemoryCounter::set_cache(const std::atomic<int64_t>* cached, void (*reclaim
   reclaim_ = reclaim;
 }
 
+void MemoryCounter::set_evictor(int64_t (*evict)(int64_t)) { evictor_ = evict; }
 void MemoryCounter::set_waiter(bool (*wait)()) { waiter_ = wait; }
 
 MemoryCounter::Tag& MemoryCounter::tag(const char* name) {
@@ -139,8 +140,10 @@ void MemoryCounter::count(int64_t bytes, const char* tag_name) {
   for (;;) {
     const int64_t budget = budget_.load(std::memory_order_relaxed);
     if (bytes > budget - live && t_no_refusal == 0) {
+      const auto evict = evictor_.load(std::memory_order_relaxed);
       const auto wait = waiter_.load(std::memory_order_relaxed);
-      if (!wait || !wait()) throw_exceeded(bytes, live, budget, tag_name);
+      const bool has_freed = evict && evict(bytes - (budget - live)) > 0;
+      if (!has_freed && (!wait || !wait())) throw_exceeded(bytes, live, budget, tag_name);
       live = live_.load(std::memory_order_relaxed);
       continue;
     }

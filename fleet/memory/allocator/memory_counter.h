@@ -103,6 +103,10 @@ class MemoryCounter {
   /// must bring them down to n.
   void set_cache(const std::atomic<int64_t>* cached, void (*reclaim)(int64_t bytes));
 
+  /// For values that can be recomputed: called with the missing bytes before anything else is
+  /// tried, on the thread that allocates. Returns the bytes that it freed.
+  void set_evictor(int64_t (*evict)(int64_t missing));
+
   /// For code that frees memory on a thread of its own: called before `add` throws, again and again
   /// until it returns false, when nothing more will be freed. May block.
   void set_waiter(bool (*wait)());
@@ -141,6 +145,7 @@ class MemoryCounter {
   std::unique_ptr<std::array<Tag, kTags + 1>> tags_;  // hashed by the name's address
   const std::atomic<int64_t>* cached_ = nullptr;
   void (*reclaim_)(int64_t) = nullptr;
+  std::atomic<int64_t (*)(int64_t)> evictor_{nullptr};
   std::atomic<bool (*)()> waiter_{nullptr};
 };
 

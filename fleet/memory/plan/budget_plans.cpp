@@ -2,7 +2,6 @@
 #include "fleet/memory/plan/budget_plans.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "fleet/core/log.h"
@@ -15,19 +14,6 @@
 namespace fleet::memory {
 namespace {
 
-// Minimal-memory fallbacks while there is no plan, tried in turn: segments of such a fraction of
-// the free budget, cut where the program holds so many storages. Short segments keep too much at
-// their cuts, long ones recompute too much at once.
-struct MinimalMemory {
-  int64_t share;
-  int live;
-};
-constexpr std::array kMinimalMemory = {
-    MinimalMemory{4, 2},  MinimalMemory{8, 1},  MinimalMemory{6, 1},
-    MinimalMemory{4, 1},  MinimalMemory{12, 1}, MinimalMemory{16, 1},
-    MinimalMemory{32, 1}, MinimalMemory{64, 2}, MinimalMemory{256, 3}};
-constexpr int64_t kLeast = 32 << 10;
-constexpr int64_t kUnresolved = 16 << 20;  // the largest segment while the budget is not known
 constexpr int kMeasurements = 4;  // then a program that keeps changing is not planned any more
 constexpr double kMostMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
@@ -36,8 +22,7 @@ constexpr double kWorthIt = 0.98;      // of the time of micro-batches twice as 
 
 std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
   return format(
-      "no plan holds {} within {}, the least is {}: it runs with the "
-      "minimal-memory fallback",
+      "no plan holds {} within {}, the least is {}: values are evicted on demand",
       micro_batch_text(samples), byte_size_text(budget), byte_size_text(least));
 }
 
@@ -47,8 +32,7 @@ bool BudgetPlans::Entry::is_hopeless() const { return !plan && measured >= kMeas
 
 bool BudgetPlans::uses_file(const Entry& entry) const {
   if (!options_.disk.is_known()) return false;
-  if (entry.plan) return entry.plan->offloaded_bytes > 0;
-  return entry.minimal_memory < kMinimalMemory.size() && !entry.is_unbounded;
+  return entry.plan && entry.plan->offloaded_bytes > 0;
 }
 
 bool BudgetPlans::prepare(int64_t samples) {
@@ -60,23 +44,16 @@ BudgetPlans::Forward BudgetPlans::begin() {
   samples_of_steps_ += samples_;
   sizes_.insert(samples_);
   auto& entry = entries_[samples_];
-  const bool has_file = uses_file(entry);
   running_ = {};
   if (entry.plan) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
     return running_;
   }
-  const auto& minimal_memory = kMinimalMemory[entry.minimal_memory % kMinimalMemory.size()];
   running_.is_unbounded = std::exchange(entry.is_unbounded, false);
-  const auto room = (running_.is_unbounded ? options_.limit : budget_) - counter_.live();
-  auto segment = std::max(kLeast, room / minimal_memory.share);
-  if (!is_resolved_ || running_.is_unbounded) segment = std::min(segment, kUnresolved);
-  running_.policy =
-      std::make_shared<AutomaticCuts>(segment, minimal_memory.live, entry.constraints);
+  running_.policy = std::make_shared<EvictOnDemand>();
   // The very first step has cold caches and page faults.
   const bool is_warm = entry.steps > 0 && entry.measured < kMeasurements;
   if (is_warm || running_.is_unbounded) {
-    entry.has_file = has_file;
     entry.base_tags = counter_.largest_tags(SIZE_MAX);
     running_.profiler = std::make_shared<Profiler>(counter_);
   }
@@ -99,8 +76,8 @@ void BudgetPlans::end_forward(const TapeReport& tape) {
   entry.plan.reset();
   if (entry.measured == kMeasurements) {
     log::warn("plan",
-              "the program keeps changing: it runs without a plan from now on, with the "
-              "minimal-memory fallback");
+              "the program keeps changing: it runs without a plan from now on, and values are "
+              "evicted on demand");
   }
 }
 
@@ -114,21 +91,19 @@ void BudgetPlans::end_backward() {
   ++entry.measured;
   entry.is_tightened = false;
   make(entry);
-  if (entry.plan || !run.is_unbounded) return;
+  if (entry.plan || !run.is_unbounded || entry.can_split) return;
   const auto least = least_plan(entry);
   throw too_small_error({*entry.profile, samples_, entry.base_tags}, budget_, least,
                         least_budget(least));
 }
 
 std::optional<Plan> BudgetPlans::plan_for(const Entry& entry, int64_t limit, bool with_file) const {
-  const auto measured = entry.has_file ? options_.staging : 0;
-  const auto more = (with_file ? options_.staging : 0) - measured;
+  const auto more = with_file ? options_.staging : 0;
   auto plan = make_plan(*entry.profile, {.budget = limit - more,
                                          .disk = with_file ? options_.disk : OffloadFile::Speed()});
   if (!plan) return plan;
   plan->budget = limit;
   plan->predicted_peak += more;
-  plan->plain_peak -= measured;
   return plan;
 }
 
@@ -157,12 +132,10 @@ std::optional<Plan> BudgetPlans::better_plan(Entry& entry, int64_t limit) const 
 }
 
 Plan BudgetPlans::least_plan(const Entry& entry) const {
-  const auto measured = entry.has_file ? options_.staging : 0;
   auto least = least_memory(*entry.profile);
-  least.predicted_peak -= measured;
   if (!options_.disk.is_known()) return least;
   auto with = least_memory(*entry.profile, {.disk = options_.disk});
-  with.predicted_peak += options_.staging - measured;
+  with.predicted_peak += options_.staging;
   return with.predicted_peak < least.predicted_peak ? with : least;
 }
 
@@ -180,8 +153,7 @@ void BudgetPlans::resolve(const Entry& entry) {
 }
 
 void BudgetPlans::make(Entry& entry) {
-  entry.plain_peak =
-      keep_everything(*entry.profile).predicted_peak - (entry.has_file ? options_.staging : 0);
+  entry.plain_peak = keep_everything(*entry.profile).predicted_peak;
   resolve(entry);
   const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
   auto plan = better_plan(entry, limit);
@@ -213,15 +185,13 @@ void BudgetPlans::forget() {
 
 bool BudgetPlans::tighten(bool can_split) {
   auto& entry = entries_[samples_];
-  const bool was_unbounded = std::exchange(running_, {}).is_unbounded;
+  running_ = {};
+  entry.can_split = can_split;
   if (!entry.plan) {
-    const auto ways = kMinimalMemory.size() * (options_.disk.is_known() ? 2 : 1);
-    if (entry.minimal_memory + 1 < ways) {
-      ++entry.minimal_memory;
-      return true;
-    }
-    if (can_split || was_unbounded || options_.limit <= budget_) return false;
-    entry.is_unbounded = true;
+    // Nothing was left to evict. A file may still hold it.
+    const bool may_help = options_.disk.is_known() || !can_split;
+    if (!may_help || entry.was_unbounded || options_.limit <= budget_) return false;
+    entry.is_unbounded = entry.was_unbounded = true;
     return true;
   }
   // A larger margin once; then the measurement is no longer valid.
@@ -235,7 +205,7 @@ bool BudgetPlans::tighten(bool can_split) {
   entry.why_again = "memory was short with it";
   entry.plan.reset();
   entry.is_tightened = false;
-  return entry.measured < kMeasurements;
+  return true;  // by eviction on demand
 }
 
 std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
@@ -277,7 +247,7 @@ BudgetPlans::Steps BudgetPlans::steps() const {
   }
   if (steps.plain_peak > 0 && steps.samples > steps.largest) {
     const auto& entry = entries_.at(steps.largest);
-    const auto base = entry.profile->base - (entry.has_file ? options_.staging : 0);
+    const auto base = entry.profile->base;
     const auto times = static_cast<double>(steps.samples) / static_cast<double>(steps.largest);
     steps.is_scaled_up = true;
     steps.plain_peak =

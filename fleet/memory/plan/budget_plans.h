@@ -24,9 +24,10 @@ struct BudgetPlansOptions {
   bool logs_plans = true;        // a line for every plan
 };
 
-/// Keeps the steps of a training within a budget. The first step runs with as little memory as it
-/// can, the second one is measured as well, and from the third on a plan is followed; each size of
-/// micro-batch has its own. A program that grows or changes is measured again.
+/// Keeps the steps of a training within a budget. The first two steps evict on demand, the second
+/// one is measured as well, and from the third on a plan is followed; each size of micro-batch has
+/// its own. A program that grows or changes is measured again; one that never repeats, or that no
+/// plan holds within the budget, evicts on demand in every step.
 class BudgetPlans {
  public:
   BudgetPlans(const BudgetPlansOptions& options, MemoryCounter& counter)
@@ -57,9 +58,9 @@ class BudgetPlans {
   /// The step failed.
   void forget();
 
-  /// Memory was short: true if the same step may fit otherwise: by a plan with a larger margin,
-  /// with other cuts while there is no plan, or, if it cannot be split any further, by a plan from
-  /// a step that is measured beyond the budget.
+  /// Memory was short: true if the same step may fit otherwise: by a plan with a larger margin, by
+  /// eviction on demand instead of a plan, or, if it cannot be split any further or values may be
+  /// offloaded, by a plan from a step that is measured beyond the budget.
   bool tighten(bool can_split);
 
   /// The plan in force for so many samples; null: none yet.
@@ -93,17 +94,16 @@ class BudgetPlans {
   struct Entry {
     int steps = 0;  // that ran without a plan
     int measured = 0;
-    size_t minimal_memory = 0;  // how it runs without a plan
     double margin = 0.01;
     bool is_tightened = false;  // since it was measured
     bool is_unbounded = false;  // the next step is measured beyond the budget
     bool is_followed = false;   // the last step ran by the plan that is in force
-    bool has_file = false;      // was open while it was measured
+    bool was_unbounded = false;  // once
+    bool can_split = false;      // its batch, into smaller micro-batches
     int64_t saved_bytes = 0;    // of the forward that was measured
     int64_t plain_peak = 0;     // by the profile
     std::string why_again;      // a plan is to replace another
     std::string offload_note;
-    std::shared_ptr<InPlaceConstraints> constraints = std::make_shared<InPlaceConstraints>();
     std::shared_ptr<const StepProfile> profile;
     std::vector<MemoryCounter::TagUse> base_tags;
     std::shared_ptr<const Plan> plan;

@@ -24,15 +24,13 @@ std::string Plan::describe() const {
 
 bool PlannedPolicy::cut_before_op(const Tape& tape, const OpTraits& op) {
   const auto next = static_cast<size_t>(tape.next_op());
-  if (!has_diverged_ && (next >= plan_->ops.size() || plan_->ops[next] != op.name)) {
-    has_diverged_ = true;
-  }
-  if (has_diverged_) return automatic_.cut_before_op(tape, op);
-  return is_due(tape);
+  if (has_diverged_) return false;
+  has_diverged_ = next >= plan_->ops.size() || plan_->ops[next] != op.name;
+  return has_diverged_ || is_due(tape);
 }
 
 bool PlannedPolicy::cut_before_recompute(const Tape& tape) {
-  return has_diverged_ ? automatic_.cut_before_recompute(tape) : is_due(tape);
+  return !has_diverged_ && is_due(tape);
 }
 
 // Cuts inside of `fleet::recompute` are due behind it.
@@ -48,12 +46,13 @@ bool PlannedPolicy::is_due(const Tape& tape) {
 }
 
 TapePolicy::Treatment PlannedPolicy::treatment(int /*segment*/) {
-  if (has_diverged_) return Treatment::kDrop;
+  if (has_diverged_) return Treatment::kEvictOnDemand;
   return plan_->segments[segment_].is_dropped ? Treatment::kEvictEagerly : Treatment::kKeep;
 }
 
 bool PlannedPolicy::offloads(int segment) {
-  return has_diverged_ || plan_->segments[followed_.at(static_cast<size_t>(segment))].is_offloaded;
+  const auto number = static_cast<size_t>(segment);
+  return number < followed_.size() && plan_->segments[followed_[number]].is_offloaded;
 }
 
 bool PlannedPolicy::recomputes_results_of(const OpRecord& op) {

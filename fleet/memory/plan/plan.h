@@ -37,7 +37,7 @@ struct Plan {
 };
 
 /// Follows a plan. A cut inside a call of `fleet::recompute` is made behind it. If the program
-/// calls other ops than planned, it continues with AutomaticCuts, the minimal-memory fallback, and
+/// calls other ops than planned, the rest is one segment whose values are evicted on demand, and
 /// `has_diverged` is true.
 class PlannedPolicy final : public TapePolicy {
  public:
@@ -52,7 +52,6 @@ class PlannedPolicy final : public TapePolicy {
 
  private:
   std::shared_ptr<const Plan> plan_;
-  AutomaticCuts automatic_{1 << 20, 2};
   bool is_due(const Tape& tape);
 
   size_t segment_ = 0;                  // of the plan

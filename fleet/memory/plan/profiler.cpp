@@ -79,7 +79,7 @@ void Profiler::op_returned() {
   op.seconds = op.replay_seconds = seconds_since(op_began_);
   const auto peak = counter_.take_window_peak();
   profile_.measured_peak = std::max(profile_.measured_peak, peak);
-  op.transient = peak - op_live_;  // its results are subtracted once they are known
+  op.transient = std::max(op.transient, peak - op_live_);  // its results are part of it
 }
 
 int Profiler::add_block(const StepProfile::Block& block) {
@@ -98,27 +98,43 @@ void Profiler::forward_ended() {
   node_began_ = Clock::now();
 }
 
-// What the tape still holds of the forward, each storage once.
+// The window is split there: what was freed would hide what the op takes.
+void Profiler::evicted(int64_t bytes) {
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  if (in_forward_) {
+    if (!profile_.ops.empty()) {
+      auto& op = profile_.ops.back();
+      op.transient = std::max(op.transient, peak - op_live_);
+    }
+    op_live_ -= bytes;
+  } else {
+    if (node_ >= 0 && !is_unpacking_) {
+      auto& op = profile_.ops[static_cast<size_t>(node_)];
+      op.backward_transient = std::max(op.backward_transient, peak - node_live_);
+    }
+    node_live_ -= bytes;
+  }
+}
+
+// What the tape still holds of the forward, each storage once, and the bits of evicted masks.
 int64_t Profiler::held_bytes() {
   std::unordered_set<const void*> seen;
   int64_t bytes = 0;
   std::erase_if(kept_, [](const auto& entry) { return entry.second.expired(); });
   for (const auto& [block, entry] : kept_) {
     const auto value = entry.lock();
-    if (!value || !value->is_resident() || !value->tensor().has_storage()) continue;
+    if (!value) continue;
+    using enum KeptValue::State;
+    const auto& of = profile_.blocks[static_cast<size_t>(block)];
+    if (of.is_mask && (value->state() == kEvicted || value->state() == kRecomputed)) {
+      bytes += StepProfile::bits_of(of);
+    }
+    if (!value->is_resident() || !value->tensor().has_storage()) continue;
     const auto& storage = value->tensor().storage();
     if (seen.insert(storage.unsafeGetStorageImpl()).second) {
       bytes += counted_bytes(storage.nbytes());
     }
-  }
-  return bytes;
-}
-
-// Of dropouts whose masks were evicted and whose backward is still to come.
-int64_t Profiler::mask_bits_until(int op) const {
-  int64_t bytes = 0;
-  for (const auto& block : profile_.blocks) {
-    if (block.is_mask && block.made <= op) bytes += StepProfile::bits_of(block);
   }
   return bytes;
 }
@@ -140,10 +156,12 @@ void Profiler::close_node() {
 // A replay from here on does not count for the node.
 void Profiler::unpacking() {
   had_inner_backward_ |= in_forward_;
+  is_unpacking_ = true;
   if (!in_forward_) close_node();
 }
 
 void Profiler::unpacked(int op, int64_t handed_out) {
+  is_unpacking_ = false;
   if (in_forward_) return;
   profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
   if (op < 0) return;
@@ -155,8 +173,7 @@ void Profiler::unpacked(int op, int64_t handed_out) {
   entry.has_backward = true;
   const auto in_transit = file_ ? file_->statistics().memory_bytes : 0;
   entry.gradient_bytes =
-      std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() - node_handed_out_ -
-                                         mask_bits_until(op) - in_transit);
+      std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() - node_handed_out_ - in_transit);
 }
 
 void Profiler::replayed(int op, double seconds) {

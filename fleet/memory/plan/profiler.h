@@ -30,6 +30,8 @@ class Profiler final : public ReplayObserver {
   StepProfile::Block& block(int number) { return profile_.blocks[static_cast<size_t>(number)]; }
   void checkpoint_before(int op) { profile_.checkpoints.push_back(op); }
   void forward_ended();
+  /// Values were evicted in the middle of an op, or of a backward node.
+  void evicted(int64_t bytes);
 
   // Called by saved tensors and replays in backward.
   void unpacking();
@@ -44,7 +46,6 @@ class Profiler final : public ReplayObserver {
  private:
   using Clock = std::chrono::steady_clock;
   int64_t held_bytes();
-  int64_t mask_bits_until(int op) const;
   void close_node();
   void close_op();
 
@@ -54,6 +55,7 @@ class Profiler final : public ReplayObserver {
   std::vector<std::pair<int, std::weak_ptr<KeptValue>>> kept_;  // with block
   Clock::time_point began_, op_began_, node_began_;
   bool in_forward_ = true;
+  bool is_unpacking_ = false;  // a replay may run
   bool had_inner_backward_ = false;  // since the last op: gradients taken inside the forward
   double recompute_seconds_of_node_ = 0;
   int64_t op_live_ = 0, node_live_ = 0;

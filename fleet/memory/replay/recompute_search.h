@@ -50,20 +50,14 @@ class RecomputeSearch {
 
   /// Adds the ops that must be called to those that are needed.
   void need(int op) {
-    auto& state = states_[op];
-    if (state == State::kNeeded) return;
-    state = State::kNeeded;
-    needed_.push_back(op);
-    for (const auto& input : graph_.inputs(op)) {
-      if (!graph_.is_available(input)) need(graph_.makers(input), op);
-    }
+    std::vector<int> todo;
+    find(op, todo);
+    follow(todo);
   }
   void need(const Makers& makers, int time) {
-    need(makers.producer);
-    if (!makers.writers) return;
-    for (const int writer : *makers.writers) {
-      if (writer < time) need(writer);
-    }
+    std::vector<int> todo;
+    find(makers, time, todo);
+    follow(todo);
   }
 
   bool is_needed(int op) const {
@@ -81,6 +75,31 @@ class RecomputeSearch {
 
  private:
   enum class State : char { kImpossible, kPossible, kNeeded };
+
+  void find(int op, std::vector<int>& todo) {
+    auto& state = states_[op];
+    if (state == State::kNeeded) return;
+    state = State::kNeeded;
+    needed_.push_back(op);
+    todo.push_back(op);
+  }
+  void find(const Makers& makers, int time, std::vector<int>& todo) {
+    find(makers.producer, todo);
+    if (!makers.writers) return;
+    for (const int writer : *makers.writers) {
+      if (writer < time) find(writer, todo);
+    }
+  }
+  // Without recursion: a chain of ops may be longer than a stack is deep.
+  void follow(std::vector<int>& todo) {
+    while (!todo.empty()) {
+      const int op = todo.back();
+      todo.pop_back();
+      for (const auto& input : graph_.inputs(op)) {
+        if (!graph_.is_available(input)) find(graph_.makers(input), op, todo);
+      }
+    }
+  }
 
   Graph graph_;
   std::unordered_map<int, State> states_;  // by op

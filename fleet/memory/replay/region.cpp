@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 #include "fleet/core/error.h"
 #include "fleet/core/torch/interception.h"
@@ -70,6 +71,7 @@ Region* Region::common(Region* a, Region* b) {
 void Region::add(const std::shared_ptr<KeptValue>& kept) {
   kept->set_region(shared_from_this());
   members_.push_back(kept);
+  if (pool_ && kept->origin().value >= 0) by_value_[kept->origin().value].push_back(kept);
 }
 
 std::vector<std::shared_ptr<KeptValue>> Region::members() {
@@ -93,14 +95,14 @@ void Region::abandon() {
   is_abandoned_ = true;
 }
 
-Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& records) {
-  const std::scoped_lock lock(mutex_);
+Region::Dropped Region::keep_needed(const std::vector<std::shared_ptr<OpRecord>>& records,
+                                    std::vector<std::shared_ptr<KeptValue>>& needing) {
   Dropped result;
-  ReplayNeed need(*this, *provenance_, records);
+  AvailableValues nothing;
+  ReplayNeed need(*this, *provenance_, records, nothing);
   const auto record_of = [&](int op) {
     return std::ranges::lower_bound(records, op, {}, [](const auto& r) { return r->index; })->get();
   };
-  std::vector<std::shared_ptr<KeptValue>> dropped;
   for (auto& kept : members()) {
     const auto& origin = kept->origin();
     if (!need.possible(*kept)) {
@@ -111,19 +113,47 @@ Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& recor
       continue;
     }
     need.mark(*kept);
+    needing.push_back(std::move(kept));
+  }
+  for (const auto& record : records) {
+    if (need.is_needed(record->index)) records_.push_back(record);
+  }
+  return result;
+}
+
+Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& records) {
+  const std::scoped_lock lock(mutex_);
+  std::vector<std::shared_ptr<KeptValue>> dropped;
+  auto result = keep_needed(records, dropped);
+  for (const auto& kept : dropped) {
+    const auto& origin = kept->origin();
     if (origin.op >= 0 && kept->is_resident()) {
-      remember_mask(*record_of(origin.op), origin.save, kept->tensor());
+      remember_mask(*records[static_cast<size_t>(origin.op - records.front()->index)], origin.save,
+                    kept->tensor());
     }
     result.bytes += kept->bytes();
-    dropped.push_back(std::move(kept));
-  }
-  for (size_t i = 0; i < records.size(); ++i) {
-    if (need.is_needed(i)) records_.push_back(records[i]);
   }
   // Last, so that an error before it changes nothing.
   open_records_ = nullptr;
   for (const auto& kept : dropped) kept->evict();
   result.values = std::ssize(dropped);
+  return result;
+}
+
+void Region::evict_on_demand() {
+  pool_ = std::make_unique<EvictionPool>(first_op_);
+  pool_->set_before_evict([this](const KeptValue& kept) {
+    const auto& origin = kept.origin();
+    if (origin.op >= 0) remember_mask(*find_record(origin.op), origin.save, kept.tensor());
+  });
+}
+
+Region::Dropped Region::keep_records(const std::vector<std::shared_ptr<OpRecord>>& records) {
+  const std::scoped_lock lock(mutex_);
+  std::vector<std::shared_ptr<KeptValue>> needing;
+  auto result = keep_needed(records, needing);
+  open_records_ = nullptr;
+  pool_->forward_ended();
   return result;
 }
 
@@ -151,13 +181,31 @@ void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask
 }
 
 // For a gradient that is taken inside the forward: all records so far.
-std::vector<std::shared_ptr<OpRecord>> Region::records_now() const {
+std::span<const std::shared_ptr<OpRecord>> Region::records_now() const {
   if (!open_records_) return records_;
-  const auto& all = open_records_->records;
-  return {all.begin() + (first_op_ - open_records_->first_op), all.end()};
+  const std::span all(open_records_->records);
+  return all.subspan(static_cast<size_t>(first_op_ - open_records_->first_op));
 }
 
-void Region::recompute() {
+OpRecord* Region::find_record(int op) const {
+  const auto records = records_now();
+  return std::ranges::lower_bound(records, op, {}, [](const auto& r) { return r->index; })->get();
+}
+
+std::shared_ptr<KeptValue> Region::find_resident(int value, uint32_t version) const {
+  const auto place = by_value_.find(value);
+  if (place == by_value_.end()) return nullptr;
+  for (const auto& entry : place->second) {
+    auto kept = entry.lock();
+    if (kept && kept->region().get() == this && kept->origin().version == version &&
+        !kept->origin().is_view && kept->is_intact()) {
+      return kept;
+    }
+  }
+  return nullptr;
+}
+
+void Region::recompute(const std::shared_ptr<KeptValue>& asked) {
   const std::scoped_lock lock(mutex_);
   if (is_abandoned_) {
     throw Error(
@@ -166,17 +214,38 @@ void Region::recompute() {
         "be recomputed",
         "call the forward again before backward");
   }
-  std::vector<std::shared_ptr<KeptValue>> wanted, available = replay_inputs_;
-  for (auto& kept : members()) {
-    if (kept->is_intact()) {
-      available.push_back(std::move(kept));
-    } else if (!kept->is_resident()) {
-      wanted.push_back(std::move(kept));
+  std::vector<std::shared_ptr<KeptValue>> wanted;
+  AvailableValues available;
+  if (pool_) {
+    available = AvailableValues([this](int v, uint32_t n) { return find_resident(v, n); });
+    wanted.push_back(asked);
+  } else {
+    for (const auto& kept : replay_inputs_) available.add(kept);
+    for (auto& kept : members()) {
+      if (kept->is_intact()) {
+        available.add(kept);
+      } else if (!kept->is_resident()) {
+        wanted.push_back(std::move(kept));
+      }
+    }
+    if (wanted.empty()) return;
+  }
+  ReplayNeed need(*this, *provenance_, records_now(), available);
+  for (const auto& kept : wanted) need.mark(*kept);
+  if (pool_) {
+    available.freeze();
+    for (const auto* record : need.needed()) {
+      pool_->for_each_evicted_of(record->index, [&](const std::shared_ptr<KeptValue>& kept) {
+        if (kept != asked && kept->region().get() == this && need.is_computed(*kept)) {
+          wanted.push_back(kept);
+        }
+      });
     }
   }
-  if (wanted.empty()) return;
+  std::optional<EvictionPool::Pin> pin;
+  if (pool_) pin.emplace(*pool_, *asked);
   for (const auto& kept : wanted) RecomputedValues::of_this_thread().add(kept);
-  replay(*this, *provenance_, records_now(), wanted, available);
+  replay(need, wanted);
 }
 
 }  // namespace fleet::memory

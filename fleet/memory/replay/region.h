@@ -3,10 +3,13 @@
 
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "fleet/memory/eviction/eviction_pool.h"
 #include "fleet/memory/tape/kept_value.h"
 #include "fleet/memory/tape/op_record.h"
 #include "fleet/memory/tape/provenance_table.h"
@@ -58,21 +61,31 @@ class Region : public std::enable_shared_from_this<Region> {
   /// Evicts the values added to it, as far as they can be recomputed, and keeps those of `records`,
   /// its own, that this takes.
   Dropped drop(const std::vector<std::shared_ptr<OpRecord>>& records);
+  /// Its values may be evicted at any moment, from now on, by this pool.
+  void evict_on_demand();
+  EvictionPool* pool() { return pool_.get(); }
+  /// Then `drop` is this: values stay where they are, and the records that they need are kept.
+  Dropped keep_records(const std::vector<std::shared_ptr<OpRecord>>& records);
   /// The reverse: the values stay, and belong to the outer region; null: to none.
   void hand_over(Region* outer);
   /// The mask of a dropout that is about to be evicted is kept as bits, since random numbers are
   /// slow.
   static void remember_mask(OpRecord& record, int save, const torch::Tensor& mask);
 
-  /// Replays the ops that its evicted values need, and no others.
-  void recompute();
+  /// Replays the ops that its evicted values need, and no others. Of values that are evicted on
+  /// demand, only `asked` is recomputed, and what that computes anyway.
+  void recompute(const std::shared_ptr<KeptValue>& asked);
 
   /// Regions in this process.
   static int64_t alive();
 
  private:
   std::vector<std::shared_ptr<KeptValue>> members();
-  std::vector<std::shared_ptr<OpRecord>> records_now() const;
+  std::span<const std::shared_ptr<OpRecord>> records_now() const;
+  OpRecord* find_record(int op) const;
+  Dropped keep_needed(const std::vector<std::shared_ptr<OpRecord>>& records,
+                      std::vector<std::shared_ptr<KeptValue>>& needing);
+  std::shared_ptr<KeptValue> find_resident(int value, uint32_t version) const;
 
   std::shared_ptr<Region> parent_;
   std::shared_ptr<const ProvenanceTable> provenance_;
@@ -84,6 +97,8 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<std::shared_ptr<OpRecord>> records_;
   const OpRecords* open_records_ = nullptr;
   bool is_abandoned_ = false;
+  std::unique_ptr<EvictionPool> pool_;
+  std::unordered_map<int, std::vector<std::weak_ptr<KeptValue>>> by_value_;  // of a pool's values
   std::recursive_mutex mutex_;
 };
 

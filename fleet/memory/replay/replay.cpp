@@ -100,9 +100,7 @@ class Replay {
  public:
   using Values = std::vector<std::shared_ptr<KeptValue>>;
 
-  Replay(const ReplayNeed& need, const ReplayNeed::Records& records, const Values& wanted,
-         const Values& available)
-      : need_(need), records_(records), available_(available) {
+  Replay(const ReplayNeed& need, const Values& wanted) : need_(need), records_(need.needed()) {
     for (const auto& kept : wanted) {
       if (kept->origin().value >= 0) {
         values_.push_back(kept.get());
@@ -112,32 +110,25 @@ class Replay {
       }
     }
     std::ranges::stable_sort(values_, {}, [](const KeptValue* k) { return k->origin().time; });
-    for_each_needed([&](const OpRecord& record) {
-      for (const auto& input : record.inputs) {
+    for (const auto* record : records_) {
+      for (const auto& input : record->inputs) {
         if (!need_.is_kept(input)) ++uses_[input.value];
       }
-    });
+    }
   }
 
   void run() {
     const compat::NoInterceptScope no_intercept;
-    for_each_needed([&](const OpRecord& record) {
-      hand_out_values(record.index);
+    for (const auto* record : records_) {
+      hand_out_values(record->index);
       const auto begin = Clock::now();
-      call(record);
-      if (t_observer) t_observer->replayed(record.index, seconds_since(begin));
-    });
+      call(*record);
+      if (t_observer) t_observer->replayed(record->index, seconds_since(begin));
+    }
     hand_out_values(std::numeric_limits<int>::max());
   }
 
  private:
-  template <typename F>
-  void for_each_needed(F&& f) {
-    for (size_t i = 0; i < records_.size(); ++i) {
-      if (need_.is_needed(i)) f(*records_[i]);
-    }
-  }
-
   torch::Tensor made(int value, const OpRecord* reader) const {
     const auto place = made_.find(value);
     FLEET_ASSERT(place != made_.end(),
@@ -161,14 +152,9 @@ class Replay {
 
   torch::Tensor kept_input(const OpInput& input) const {
     if (need_.is_kept_elsewhere(input)) return input.kept->get();
-    for (const auto& kept : available_) {
-      const auto& origin = kept->origin();
-      if (origin.value == input.value && origin.version == input.version && !origin.is_view) {
-        return kept->get();
-      }
-    }
-    FLEET_ASSERT(false, "an available value is gone");
-    return {};
+    auto* const kept = need_.find_available(input);
+    FLEET_ASSERT(kept, "an available value is gone");
+    return kept->get();
   }
 
   torch::Tensor input(const OpRecord& record, const OpInput& input, bool with_graph) {
@@ -367,8 +353,7 @@ class Replay {
   }
 
   const ReplayNeed& need_;
-  const ReplayNeed::Records& records_;
-  const Values& available_;
+  std::vector<const OpRecord*> records_;
   std::vector<KeptValue*> values_;
   size_t handed_out_ = 0;
   std::unordered_map<int, std::vector<KeptValue*>> saves_;  // by op
@@ -382,15 +367,9 @@ ReplayObserver* ReplayObserver::exchange(ReplayObserver* observer) {
   return std::exchange(t_observer, observer);
 }
 
-void replay(const Region& region, const ProvenanceTable& provenance,
-            const std::vector<std::shared_ptr<OpRecord>>& records,
-            const std::vector<std::shared_ptr<KeptValue>>& wanted,
-            const std::vector<std::shared_ptr<KeptValue>>& available) {
+void replay(const ReplayNeed& needed, const std::vector<std::shared_ptr<KeptValue>>& wanted) {
   const auto begin = Clock::now();
-  ReplayNeed need(region, provenance, records);
-  for (const auto& kept : available) need.set_available(*kept);
-  for (const auto& kept : wanted) need.mark(*kept);
-  Replay(need, records, wanted, available).run();
+  Replay(needed, wanted).run();
   ++g_totals.recomputations;
   const double seconds = seconds_since(begin);
   g_totals.nanoseconds += static_cast<int64_t>(seconds * 1e9);

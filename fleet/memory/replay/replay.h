@@ -6,19 +6,14 @@
 #include <vector>
 
 #include "fleet/memory/tape/kept_value.h"
-#include "fleet/memory/tape/op_record.h"
-#include "fleet/memory/tape/provenance_table.h"
 
 namespace fleet::memory {
 
-class Region;
+class ReplayNeed;
 
-/// Calls those of the region's `records` that the `wanted` values need, in their order, starting
-/// from the `available` values and from the replay inputs of other regions.
-void replay(const Region& region, const ProvenanceTable& provenance,
-            const std::vector<std::shared_ptr<OpRecord>>& records,
-            const std::vector<std::shared_ptr<KeptValue>>& wanted,
-            const std::vector<std::shared_ptr<KeptValue>>& available);
+/// Calls the ops that are `needed`, in their order, and refills the `wanted` values, starting from
+/// what is available and from the replay inputs of other regions.
+void replay(const ReplayNeed& needed, const std::vector<std::shared_ptr<KeptValue>>& wanted);
 
 /// All replays so far in this process.
 struct ReplayTotals {

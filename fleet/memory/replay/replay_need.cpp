@@ -7,13 +7,6 @@
 #include "fleet/memory/replay/region.h"
 
 namespace fleet::memory {
-namespace {
-
-uint64_t key(int value, uint32_t version) {
-  return (static_cast<uint64_t>(value) << 32U) | version;
-}
-
-}  // namespace
 
 bool ReplayNeed::Graph::can_replay(int op) const {
   const auto* const record = need.find(op);
@@ -26,15 +19,10 @@ const std::vector<OpInput>& ReplayNeed::Graph::inputs(int op) const {
   return record->inputs;
 }
 
-void ReplayNeed::set_available(const KeptValue& kept) {
-  const auto& origin = kept.origin();
-  if (origin.value >= 0 && !origin.is_view) available_.emplace(key(origin.value, origin.version));
-}
-
 bool ReplayNeed::possible(const KeptValue& kept) {
   const auto& origin = kept.origin();
   if (origin.value < 0) return search_.can_call(origin.op);
-  return is_available(origin.value, origin.version) ||
+  return available_.find(origin.value, origin.version) ||
          search_.can_recompute(provenance_.makers_of(origin.value), origin.time);
 }
 
@@ -47,8 +35,27 @@ void ReplayNeed::mark(const KeptValue& kept) {
   }
 }
 
+bool ReplayNeed::is_computed(const KeptValue& kept) const {
+  const auto& origin = kept.origin();
+  if (origin.value < 0) return is_needed(origin.op);
+  const auto makers = provenance_.makers_of(origin.value);
+  return is_needed(makers.producer) &&
+         (!makers.writers || std::ranges::all_of(*makers.writers, [&](int writer) {
+           return writer >= origin.time || is_needed(writer);
+         }));
+}
+
+std::vector<const OpRecord*> ReplayNeed::needed() const {
+  auto ops = search_.needed();
+  std::ranges::sort(ops);
+  std::vector<const OpRecord*> records;
+  records.reserve(ops.size());
+  for (const int op : ops) records.push_back(find(op));
+  return records;
+}
+
 bool ReplayNeed::is_kept(const OpInput& input) const {
-  return is_kept_elsewhere(input) || is_available(input.value, input.version);
+  return is_kept_elsewhere(input) || find_available(input);
 }
 
 bool ReplayNeed::is_kept_elsewhere(const OpInput& input) const {
@@ -57,10 +64,6 @@ bool ReplayNeed::is_kept_elsewhere(const OpInput& input) const {
   // An inner region evicted it and is gone: this region recomputes it.
   if (!owner) return input.kept->is_resident() || input.kept->is_offloaded();
   return !region_.contains(owner.get());
-}
-
-bool ReplayNeed::is_available(int value, uint32_t version) const {
-  return available_.contains(key(value, version));
 }
 
 const OpRecord* ReplayNeed::find(int op) const {

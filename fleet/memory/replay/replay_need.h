@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <unordered_set>
+#include <span>
 #include <vector>
 
+#include "fleet/memory/replay/available_values.h"
 #include "fleet/memory/replay/recompute_search.h"
 #include "fleet/memory/tape/kept_value.h"
 #include "fleet/memory/tape/op_record.h"
@@ -19,24 +20,35 @@ class Region;
 /// be.
 class ReplayNeed {
  public:
-  using Records = std::vector<std::shared_ptr<OpRecord>>;
+  using Records = std::span<const std::shared_ptr<OpRecord>>;
 
-  /// `records` in the order of their calls; all of these must outlive it.
-  ReplayNeed(const Region& region, const ProvenanceTable& provenance, const Records& records)
-      : region_(region), provenance_(provenance), records_(records), search_(Graph{*this}) {}
+  /// `records` in the order of their calls. For what is `available` nothing has to be called. All
+  /// of these must outlive it.
+  ReplayNeed(const Region& region, const ProvenanceTable& provenance, Records records,
+             AvailableValues& available)
+      : region_(region),
+        provenance_(provenance),
+        records_(records),
+        search_(Graph{*this}),
+        available_(available) {}
   ReplayNeed(const ReplayNeed&) = delete;
   ReplayNeed& operator=(const ReplayNeed&) = delete;
 
-  /// A value that is resident, so that nothing has to be called for it. Before the first question.
-  void set_available(const KeptValue& kept);
   bool possible(const KeptValue& kept);
   /// Its makers are needed.
   void mark(const KeptValue& kept);
 
-  bool is_needed(size_t position) const { return search_.is_needed(records_[position]->index); }
+  bool is_needed(int op) const { return search_.is_needed(op); }
+  /// Whether the ops that are needed so far compute it.
+  bool is_computed(const KeptValue& kept) const;
+  /// In the order of their calls.
+  std::vector<const OpRecord*> needed() const;
   /// Where an input comes from: kept somewhere, or recomputed by the replay itself.
   bool is_kept(const OpInput& input) const;
   bool is_kept_elsewhere(const OpInput& input) const;
+  KeptValue* find_available(const OpInput& input) const {
+    return available_.find(input.value, input.version);
+  }
 
  private:
   struct Graph {
@@ -47,14 +59,13 @@ class ReplayNeed {
     Makers makers(const OpInput& input) const { return need.provenance_.makers_of(input.value); }
   };
 
-  bool is_available(int value, uint32_t version) const;
   const OpRecord* find(int op) const;
 
   const Region& region_;
   const ProvenanceTable& provenance_;
-  const Records& records_;
+  Records records_;
   RecomputeSearch<Graph> search_;
-  std::unordered_set<uint64_t> available_;
+  AvailableValues& available_;
 };
 
 }  // namespace fleet::memory

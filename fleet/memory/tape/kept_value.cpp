@@ -93,7 +93,7 @@ torch::Tensor KeptValue::get() {
   if (!is_resident()) {
     const auto region = this->region();
     FLEET_ASSERT(region, "a value was evicted and no region can recompute it");
-    region->recompute();
+    region->recompute(shared_from_this());
     FLEET_ASSERT(is_resident(), "a replay did not recompute a value of its region");
   }
   check_version();

@@ -16,6 +16,13 @@ class KeepAll final : public TapePolicy {
   Treatment treatment(int /*segment*/) override { return Treatment::kKeep; }
 };
 
+/// Keeps everything while memory lasts; then evicts what is recomputed most cheaply per byte and
+/// read last. Needs no knowledge of the program.
+class EvictOnDemand final : public TapePolicy {
+ public:
+  Treatment treatment(int /*segment*/) override { return Treatment::kEvictOnDemand; }
+};
+
 /// In-place constraints: ops before which a forward should not be cut, since a value would be made
 /// before the cut and changed in place behind it. Learned in one forward, used in the next.
 class InPlaceConstraints {

@@ -45,6 +45,13 @@ void Retention::abandon() {
 void Retention::open(Treatment treatment) {
   regions_.push_back(std::make_shared<Region>(region(), values_.provenance(), next_op()));
   regions_.back()->set_open_records(&records_);
+  if (treatment == Treatment::kEvictOnDemand) {
+    regions_.back()->evict_on_demand();
+    if (profile_) {
+      regions_.back()->pool()->set_evicted(
+          [profiler = profile_->profiler()](int64_t bytes) { profiler->evicted(bytes); });
+    }
+  }
   open_.push_back({.region = regions_.back(), .treatment = treatment});
 }
 
@@ -56,8 +63,10 @@ void Retention::close() {
     closing.region->hand_over(region() == root_ ? nullptr : region().get());
   } else {
     const auto first = closing.region->first_op() - records_.first_op;
-    const auto dropped =
-        closing.region->drop({records_.records.begin() + first, records_.records.end()});
+    const std::vector records(records_.records.begin() + first, records_.records.end());
+    const auto dropped = closing.treatment == Treatment::kEvictOnDemand
+                             ? closing.region->keep_records(records)
+                             : closing.region->drop(records);
     report_.evicted += dropped.values;
     report_.evicted_bytes += dropped.bytes;
     for (const auto& [op, bytes] : dropped.kept) {
@@ -73,7 +82,13 @@ void Retention::close() {
 }
 
 void Retention::cut() {
-  if (next_op() == open_.back().region->first_op()) return;  // nothing in it
+  if (next_op() == open_.back().region->first_op()) {  // nothing in it
+    if (const auto treatment = policy_.treatment(segment_); treatment != open_.back().treatment) {
+      open_.pop_back();
+      open(treatment);
+    }
+    return;
+  }
   const auto closed = region();
   close();
   if (offload_scheduler_) {
@@ -120,8 +135,9 @@ bool Retention::may_be_replayed(const OpRecord& record) const {
          policy_.recomputes_results_of(record);
 }
 
-void Retention::add(std::shared_ptr<OpRecord> record) {
+void Retention::add(std::shared_ptr<OpRecord> record, double seconds) {
   const int op = record->index;
+  if (auto* const pool = this->pool()) pool->add_op(*record, values_, seconds);
   records_.records.push_back(std::move(record));
   ++report_.ops;
   search_.can_call(op);  // op by op, so that no later search goes deep
@@ -252,9 +268,12 @@ void Retention::apply_policy(SavedSlot& slot, OpRecord* record) {
       recompute_selectively(slot, *producer)) {
     return;
   }
-  if (open_.back().treatment != Treatment::kEvictEagerly ||
-      !search_.can_recompute(makers, next_op())) {
-    return;
+  const auto treatment = open_.back().treatment;
+  if (treatment != Treatment::kEvictEagerly && treatment != Treatment::kEvictOnDemand) return;
+  if (!search_.can_recompute(makers, next_op())) return;
+  if (treatment == Treatment::kEvictOnDemand) {
+    const int storage = origin.op >= 0 ? -1 : values_.storage_id_of(origin.value);
+    return pool()->add(slot.kept, storage, record ? record->index : next_op() - 1);
   }
   if (record) {
     const UnrecordedScope unrecorded;

@@ -63,7 +63,9 @@ class Retention {
   /// To be called before each op: offloads what is due.
   void offload_due();
   bool may_be_replayed(const OpRecord& record) const;
-  void add(std::shared_ptr<OpRecord> record);
+  /// `seconds`: what it took, if `needs_seconds`.
+  void add(std::shared_ptr<OpRecord> record, double seconds);
+  bool needs_seconds() { return pool() != nullptr; }
 
   // Values.
   bool is_inside(int value) const;
@@ -92,6 +94,8 @@ class Retention {
     Makers makers(const OpInput& input) const { return provenance.makers_of(input.value); }
   };
 
+  /// Of the segment; null: its values are not evicted on demand.
+  EvictionPool* pool() { return open_.size() > 1 ? open_[1].region->pool() : nullptr; }
   void open(TapePolicy::Treatment treatment);
   void close();
 

@@ -27,6 +27,7 @@ torch::Tensor SavedSlot::unpack() const {
                        op ? *op : "a custom function", version_counter.current_version(), version),
                 "use the op that returns a new tensor instead, or clone() before it");
   }
+  if (region && region->pool()) region->pool()->reached(op_index);
   if (!profiler) return read();
   struct ObserverScope {
     explicit ObserverScope(ReplayObserver* observer) : before(ReplayObserver::exchange(observer)) {}

@@ -2,17 +2,21 @@
 #include "fleet/memory/tape/tape.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "fleet/core/seconds_since.h"
 #include "fleet/memory/replay/replay_rules.h"
 #include "fleet/memory/tape/copy_on_write.h"
 #include "fleet/memory/tape/unrecorded_scope.h"
 
 namespace fleet::memory {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // Tensors nested deeper than in a list are not recorded.
 bool hides_tensors(const c10::IValue& value) {
@@ -189,13 +193,15 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   } const running(*this);
   running_ = record;
   if (profile_) profile_->op_begins(*record);
+  const auto began = retention_.needs_seconds() ? Clock::now() : Clock::time_point();
   op.callBoxed(stack);
+  const double seconds = retention_.needs_seconds() ? seconds_since(began) : 0;
   if (profile_) profile_->profiler()->op_returned();
   if (record->rng_state && !record->rng_state->set_end()) record->rng_state.reset();
   accept_write(*record);
   note_writes(*record);
   read_results(*record, *stack);
-  retention_.add(record);
+  retention_.add(record, seconds);
   if (profile_) {
     profile_->op_ended(*record, arguments_);
     profile_->profiler()->op().is_inside_recompute = retention_.has_op_in_open_recompute();

@@ -19,6 +19,7 @@ class TapePolicy {
     kKeep,
     kDrop,  // recomputed in backward; evicted when the segment ends, so never in the last one
     kEvictEagerly,  // recomputed in backward; freed as soon as the user's program frees it
+    kEvictOnDemand,  // kept until memory is short, then evicted in the order of an EvictionPool
   };
 
   virtual ~TapePolicy() = default;
