@@ -17,6 +17,8 @@
 namespace fleet {
 namespace {
 
+constexpr int64_t kMostMicroBatches = 256;  // of a batch that is split because memory is short
+
 int64_t largest(const AutoMicroBatch::Ranges& ranges) {
   int64_t samples = 0;
   for (const auto& range : ranges) samples = std::max(samples, range.end - range.begin);
@@ -34,7 +36,16 @@ AutoMicroBatch::Ranges ranges_of(const optim::GradientMerge& merge, int64_t samp
 }  // namespace
 
 AutoMicroBatch::AutoMicroBatch(const ModelHandle& model, torch::Device device, int ranks)
-    : device_(device), ranks_(ranks), buffers_(model) {}
+    : device_(device), ranks_(ranks), buffers_(model) {
+  constexpr std::string_view kStatistics = "running_mean";
+  for (const auto& [name, buffer] : model.buffers()) {
+    if (!name.ends_with(kStatistics)) continue;
+    batch_norm_ = name.substr(0, name.size() - kStatistics.size());
+    if (batch_norm_.ends_with('.')) batch_norm_.pop_back();
+    if (batch_norm_.empty()) batch_norm_ = "the model itself";
+    break;
+  }
+}
 
 bool AutoMicroBatch::is_at_work() const {
   if (!device_.is_cpu()) return true;
@@ -92,24 +103,38 @@ void AutoMicroBatch::shrink(const Ranges& failed, const c10::OutOfMemoryError& e
   limit_ = samples / 2;
 }
 
-bool AutoMicroBatch::can_split(const Ranges& ranges) { return largest(ranges) > 1; }
+std::string AutoMicroBatch::why_not_split(const Ranges& ranges, bool merge_was_asked_for) const {
+  if (largest(ranges) <= 1) return {};
+  if (!batch_norm_.empty() && !merge_was_asked_for) {
+    return format(
+        "the batch norm in '{}' would see other batches if this one was split, so it is not "
+        "unless gradient_merge is on",
+        batch_norm_);
+  }
+  if (2 * std::ssize(ranges) > kMostMicroBatches) {
+    return format("it is split into {} already, and more would be too slow",
+                  plural(std::ssize(ranges), "micro-batch", "micro-batches"));
+  }
+  return {};
+}
+
+bool AutoMicroBatch::can_split(const Ranges& ranges, bool merge_was_asked_for) const {
+  return largest(ranges) > 1 && why_not_split(ranges, merge_was_asked_for).empty();
+}
 
 void AutoMicroBatch::restore() {
   buffers_.restore();
   for (const auto& generator : generators_) generator.restore();
 }
 
-void AutoMicroBatch::close_window(const Ranges& ranges, bool merge_was_asked_for) {
+void AutoMicroBatch::close_window(const Ranges& ranges) {
   const auto samples = largest(ranges);
   went_well_ = std::max(went_well_, samples);
   if (too_large_ == 0) return;
   log::warn_here("memory",
                  format("micro-batches of {} did not fit: from now on a batch is split "
-                        "into micro-batches of at most {}{}",
-                        plural(too_large_, "sample"), limit_,
-                        merge_was_asked_for
-                            ? ""
-                            : "; batch norm, if there is one, sees one micro-batch at a time"));
+                        "into micro-batches of at most {}",
+                        plural(too_large_, "sample"), limit_));
 }
 
 }  // namespace fleet

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -39,8 +40,12 @@ class AutoMicroBatch {
   void open_window();
   /// Whether memory that is short in this window can be met by smaller micro-batches.
   bool can_shrink() const { return !generators_.empty(); }
-  /// Whether one of these has more than one sample.
-  static bool can_split(const Ranges& ranges);
+  /// Whether these may be split further where memory is short: one has more than one sample, they
+  /// are not too many, and no batch norm would see other batches than the user asked for; with
+  /// `merge_was_asked_for` it sees micro-batches anyway.
+  bool can_split(const Ranges& ranges, bool merge_was_asked_for) const;
+  /// Why not, for an error; empty: they may be, or hold one sample each.
+  std::string why_not_split(const Ranges& ranges, bool merge_was_asked_for) const;
   /// Whether a backward over so many samples may send gradients while it runs.
   bool may_overlap(int64_t samples) const;
   /// Buffers and generators to where they were when the window was opened.
@@ -57,7 +62,7 @@ class AutoMicroBatch {
   State state() const { return {limit_, preferred_}; }
   void set_state(const State& state);
   /// They went well; says so once when they are smaller than at first.
-  void close_window(const Ranges& ranges, bool merge_was_asked_for);
+  void close_window(const Ranges& ranges);
 
  private:
   bool is_at_work() const;
@@ -65,6 +70,7 @@ class AutoMicroBatch {
   torch::Device device_;
   int ranks_;
   precision::BufferBackup buffers_;
+  std::string batch_norm_;  // the name of one in the model; empty: there is none
   std::vector<GeneratorState> generators_;
   int64_t limit_ = 0;      // samples; 0: none
   int64_t preferred_ = 0;  // likewise

@@ -47,9 +47,15 @@ bool OutOfMemoryRetry::recover(const BatchShape& batch, const c10::OutOfMemoryEr
   if (!may_restart(error)) return false;
   const auto ranges = batch.is_micro_batch ? AutoMicroBatch::Ranges()
                                            : stack_.micro_batch->split(stack_.merge, batch.samples);
-  const bool can_split = batch.can_slice && AutoMicroBatch::can_split(ranges);
+  const bool is_merged = stack_.strategy.gradient_merge;
+  const bool can_split = batch.can_slice && stack_.micro_batch->can_split(ranges, is_merged);
   const bool has_another_plan = stack_.memory && stack_.memory->plan_again(can_split);
   if (!has_another_plan && !batch.can_slice) return false;
+  const auto why_not = stack_.micro_batch->why_not_split(ranges, is_merged);
+  if (!has_another_plan && !why_not.empty()) {
+    throw UsageError("memory", format("{}; {}", without_fix(error_message(error)), why_not),
+                     "raise the budget, use a smaller batch, or switch gradient_merge on");
+  }
   window_.abandon();
   if (!has_another_plan) stack_.micro_batch->shrink(ranges, error);
   stack_.micro_batch->restore();
@@ -73,7 +79,7 @@ bool OutOfMemoryRetry::may_restart(const c10::OutOfMemoryError& error) const {
 void OutOfMemoryRetry::succeeded(const BatchShape& batch) {
   if (batch.is_micro_batch) return;
   const auto ranges = stack_.micro_batch->split(stack_.merge, batch.samples);
-  stack_.micro_batch->close_window(ranges, stack_.strategy.gradient_merge);
+  stack_.micro_batch->close_window(ranges);
   if (!batch.can_slice || !may_choose_size()) return;
   const auto largest = stack_.micro_batch->largest_size(stack_.merge, batch.samples);
   stack_.micro_batch->prefer(stack_.memory->quickest_size(largest));

@@ -74,8 +74,13 @@ void install_engine() {
   (void)installed;
 }
 
-void intercepted(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  call_observed(op, stack);
+void intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                 torch::jit::Stack* stack) {
+  if (!t_observers.ops || !t_observers.ops->opens(op)) return call_observed(op, stack);
+  // Without an exclude guard, so that the ops that it calls are intercepted in turn.
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER,
+                                  c10::DispatchKey::FLEET_INTERCEPT_KEY);
+  op.redispatchBoxed(keys & below, stack);
 }
 
 }  // namespace
@@ -91,6 +96,11 @@ ObserverScope::~ObserverScope() {
 }
 
 OpObserver* op_observer() { return t_observers.ops; }
+
+bool is_composite(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU);
+}
 
 void call_observed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const NoInterceptScope no_intercept;

@@ -43,6 +43,9 @@ class NoInterceptScope {
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
+  /// Whether it sees the ops that this op calls instead of the op itself. Only ops that LibTorch
+  /// implements by other ops (`is_composite`) can be opened.
+  virtual bool opens(const c10::OperatorHandle& /*op*/) { return false; }
   /// Must run the op: `op.callBoxed(stack)`.
   virtual void call(const c10::OperatorHandle& op, Stack* stack) = 0;
 };
@@ -77,6 +80,9 @@ class ObserverScope {
 
 /// This thread's; null for none.
 OpObserver* op_observer();
+
+/// LibTorch implements it by other ops, whose gradients make up its own (CompositeImplicitAutograd).
+bool is_composite(const c10::OperatorHandle& op);
 
 /// Runs an op that was intercepted as if no kernel of Fleet's stood in its way: past the observer
 /// if there is one.

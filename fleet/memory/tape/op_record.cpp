@@ -2,14 +2,34 @@
 #include "fleet/memory/tape/op_record.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <unordered_map>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 
+#include "fleet/core/torch/interception.h"
+
 namespace fleet::memory {
 namespace {
+
+// Composites that save much: some of it is cheap to recompute, which shows only in their parts.
+constexpr std::array kOpened = {
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product_attention_math",
+    "aten::lstm",
+    "aten::gru",
+    "aten::rnn_tanh",
+    "aten::rnn_relu",
+    "aten::lstm_cell",
+    "aten::gru_cell",
+    "aten::rnn_tanh_cell",
+    "aten::rnn_relu_cell",
+    "aten::einsum",
+    "aten::cross_entropy_loss",
+    "aten::multi_head_attention",
+};
 
 OpTraits traits_from(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
@@ -40,6 +60,8 @@ OpTraits traits_from(const c10::OperatorHandle& op) {
   traits.is_factory = name.starts_with("new_") || name.ends_with("_like");
   traits.changes_storage = name == "set_" || name == "resize_" || name == "resize_as_" ||
                            name == "set_data" || name == "swap_";
+  traits.is_opened =
+      std::ranges::find(kOpened, traits.name) != kOpened.end() && compat::is_composite(op);
   return traits;
 }
 

@@ -31,6 +31,7 @@ struct OpTraits {
   bool uses_rng = false;         // random numbers; assumed of ops outside of aten
   bool is_factory = false;       // the caller fills its results, past the dispatcher
   bool changes_storage = false;  // set_, resize_: the tensor has another storage afterwards
+  bool is_opened = false;        // a composite whose parts are recorded instead of it
 
   static const OpTraits& of(const c10::OperatorHandle& op);
 };

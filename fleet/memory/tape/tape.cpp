@@ -164,6 +164,8 @@ void Tape::read_results(OpRecord& record, const torch::jit::Stack& stack) {
   }
 }
 
+bool Tape::opens(const c10::OperatorHandle& op) { return !running_ && OpTraits::of(op).is_opened; }
+
 void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (running_) return op.callBoxed(stack);  // an op that calls back into the user's code
   const auto& traits = OpTraits::of(op);
