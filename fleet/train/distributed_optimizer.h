@@ -239,7 +239,4 @@ DistributedOptimizer distributed_optimizer(O&& /*optimizer*/,
   return distributed_optimizer(std::unique_ptr<optim::Optimizer>(), strategy);  // not reached
 }
 
-/// Prints the guide's step line on rank 0.
-void log_step(const UpdateReport& report);
-
 }  // namespace fleet
