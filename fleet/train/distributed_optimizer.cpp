@@ -61,6 +61,8 @@ void DistributedOptimizer::complete(UpdateReport& report) {
   const auto health = check(reduced, report);  // none: nothing to update with
   if (health) step(reduced, *health, report);
   if (s.local) average(report);
+  report.update = updates();
+  for (const auto& hook : s.hooks) hook->after_update(report);
   report.stop = s.is_stopping;
   s.parallel->begin_computing();
 }
@@ -152,7 +154,6 @@ void DistributedOptimizer::step(const ReducedMetadata& reduced, const optim::Gra
       {.gradient_scale = scale, .gradient_norm = health.norm, .block_sums = health.block_sums});
   report.gradient_norm = health.norm * scale;
   if (s.amp) s.amp->scaler().update(/*overflow=*/false);
-  s.log.trust_ratios();
   report.updated = true;
 }
 
@@ -358,6 +359,12 @@ int64_t DistributedOptimizer::skipped_updates() const {
 int64_t DistributedOptimizer::attempts() const { return state_->attempts(); }
 bool DistributedOptimizer::is_in_window() const { return state_->window.is_open(); }
 bool DistributedOptimizer::is_stopping() const { return state_->is_stopping; }
+void DistributedOptimizer::attach(std::shared_ptr<UpdateHook> hook) {
+  state_->attach(std::move(hook));
+}
+const std::vector<std::shared_ptr<UpdateHook>>& DistributedOptimizer::hooks() const {
+  return state_->hooks;
+}
 TrainingCounters DistributedOptimizer::counters() const { return state_->counters(); }
 void DistributedOptimizer::set_counters(const TrainingCounters& counters) {
   state_->set_counters(counters);
