@@ -50,16 +50,13 @@
 #include "fleet/metrics/weighted_mean.h"
 
 // Applications: models with their data and loss.
-#include "fleet/applications/bert.h"
+#include "fleet/applications/applications.h"
 #include "fleet/applications/bert_training.h"
 #include "fleet/applications/image_data.h"
 #include "fleet/applications/image_training.h"
-#include "fleet/applications/resnet.h"
-#include "fleet/applications/synthetic.h"
 #include "fleet/applications/synthetic_data.h"
-#include "fleet/applications/transformer.h"
+#include "fleet/applications/synthetic_image_batch.h"
 #include "fleet/applications/transformer_training.h"
-#include "fleet/applications/vgg.h"
 
 // Single strategies, for use without distributed_optimizer.
 #include "fleet/comm/communicator.h"

@@ -14,20 +14,33 @@ const fleet::FieldList& fields_of(const EmaOptions*) {
 }
 
 Ema::Ema(fleet::ModelHandle model, const EmaOptions& options)
-    : options_(options), parameters_(model.parameters()) {
+    : options_(options),
+      parameters_(model.parameters()),
+      updates_(torch::zeros({1}, torch::kLong)) {
   for (const auto& [name, parameter] : parameters_) {
     averages_.push_back(
         parameter.detach().to(torch::kFloat, /*non_blocking=*/false, /*copy=*/true));
   }
 }
 
-void Ema::after_update() {
-  ++updates_;
-  const auto n = static_cast<double>(updates_);
+void Ema::after_update(const fleet::UpdateReport& report) {
+  // With local SGD only an average is the same on all ranks.
+  const bool is_shared = report.synced || (report.updated && report.sync_every == 1);
+  if (!is_shared) return;
+  updates_ += 1;
+  const auto n = static_cast<double>(updates_.item<int64_t>());
   const double decay = std::min(options_.decay, (1 + n) / (10 + n));
   for (size_t i = 0; i < averages_.size(); ++i) {
     averages_[i].lerp_(parameters_[i].tensor.detach().to(torch::kFloat), 1 - decay);
   }
+}
+
+std::vector<fleet::NamedTensor> Ema::state() {
+  std::vector<fleet::NamedTensor> state = {{"updates", updates_}};
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    state.push_back({"average/" + parameters_[i].name, averages_[i]});
+  }
+  return state;
 }
 
 Ema::Scope::Scope(Ema& ema) : ema_(ema) {

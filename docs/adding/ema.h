@@ -15,19 +15,20 @@ const fleet::FieldList& fields_of(const EmaOptions*);
 /// d = min(decay, (1 + n) / (10 + n)) after update n, so that the first values are soon forgotten.
 ///
 /// Costs one fp32 copy of the parameters and one pass over both per update. Every rank computes the
-/// same average without communication; with local SGD, call `after_update` only where
-/// `report.synced`.
+/// same average without communication; with local SGD it follows the averages of the ranks.
 ///
-///   adding::Ema ema(net, {.decay = 0.999});
-///   if (optimizer.minimize(batch, loss).updated) ema.after_update();
+///   optimizer.attach(std::make_shared<adding::Ema>(net, adding::EmaOptions{.decay = 0.999}));
 ///   {
-///     const adding::Ema::Scope averaged(ema);   // the model has the averages
-///     evaluate(net);
+///     const adding::Ema::Scope averaged(*optimizer.hook<adding::Ema>());
+///     evaluate(net);   // the model has the averages
 ///   }
-class Ema {
+class Ema : public fleet::UpdateHook {
  public:
   explicit Ema(fleet::ModelHandle model, const EmaOptions& options = {});
-  void after_update();
+
+  std::string_view name() const override { return "ema"; }
+  void after_update(const fleet::UpdateReport& report) override;
+  std::vector<fleet::NamedTensor> state() override;
 
   /// The model computes with the averages while it lives, and must not be updated meanwhile.
   class Scope {
@@ -46,7 +47,7 @@ class Ema {
   EmaOptions options_;
   std::vector<fleet::NamedTensor> parameters_;
   std::vector<torch::Tensor> averages_;
-  int64_t updates_ = 0;
+  torch::Tensor updates_;  // a number, as a tensor: snapshots hold it
 };
 
 }  // namespace adding

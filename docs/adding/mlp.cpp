@@ -23,6 +23,7 @@ MlpImpl::MlpImpl(const MlpOptions& options) : options_(options) {
     layers_.push_back(register_module(fleet::format("layer{}", i), torch::nn::Linear(in, out)));
     in = out;
   }
+  to(options.device);
 }
 
 torch::Tensor MlpImpl::forward(torch::Tensor x) {
@@ -46,6 +47,43 @@ std::vector<std::string> MlpImpl::checkpoints() const {
   std::vector<std::string> names;
   for (int64_t i = 0; i < options_.layers; ++i) names.push_back(fleet::format("layers.{}", i));
   return names;
+}
+
+fleet::Batch synthetic_batch(const MlpOptions& options, int64_t batch_size, int64_t seed,
+                             int64_t image_size) {
+  return apps::synthetic_image_batch(
+      {.classes = options.classes, .image_size = image_size, .device = options.device}, batch_size,
+      seed);
+}
+
+namespace {
+
+apps::AnyModel any_mlp(MlpOptions options, const apps::ModelRequest& request) {
+  if (request.outputs > 0) options.classes = request.outputs;
+  if (request.length > 0) options.image_size = request.length;
+  options.device = request.device;
+  return apps::any_model(Mlp(options), request, options.image_size);
+}
+
+}  // namespace
+
+apps::ApplicationEntry mlp_application() {
+  return {.name = "mlp",
+          .samples = apps::SampleKind::kPixels,
+          .has_dropout = false,
+          .presets = {{"mlp-small",
+                       [](const apps::ModelRequest& request) { return any_mlp({}, request); }}},
+          .trial = {.make =
+                        [](const apps::ModelRequest& request) {
+                          return any_mlp({.image_size = 16, .classes = 4}, request);
+                        },
+                    .samples = 32,
+                    .updates = 30,
+                    .lr = 3e-3,
+                    .first_loss = 1.2,
+                    .last_loss = 0.3,
+                    .program = "mlp_program",
+                    .flags = {"--image_size=16", "--classes=4"}}};
 }
 
 }  // namespace adding

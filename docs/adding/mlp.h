@@ -12,6 +12,7 @@ struct MlpOptions {
   int64_t hidden = 64;
   int64_t layers = 2;  // hidden ones
   int64_t classes = 10;
+  torch::Device device = torch::kCPU;
 
   /// With the sizes of a preset in the place of 0, where an application has presets.
   MlpOptions resolved() const { return *this; }
@@ -40,5 +41,13 @@ class MlpImpl : public torch::nn::Module {
   std::vector<torch::nn::Linear> layers_;
 };
 using Mlp = fleet::applications::ImageApplication<MlpImpl>;
+
+/// Images with labels that can be learned, without a download. They have the side that the model
+/// has.
+fleet::Batch synthetic_batch(const MlpOptions& options, int64_t batch_size, int64_t seed,
+                             int64_t image_size);
+
+/// What `fleet convert`, `fleet plan` and the tests of all applications know of it.
+fleet::applications::ApplicationEntry mlp_application();
 
 }  // namespace adding

@@ -9,9 +9,11 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
+#include "fleet/applications/application_entry.h"
 #include "fleet/applications/name_group.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
+#include "fleet/data/split_mix.h"
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/feed_forward.h"
 
@@ -240,6 +242,141 @@ const FieldList& fields_of(const BertOptions*) {
           field<&B::attention_dropout>("attention_dropout", "of attention").at_least(0).below(1),
       }};
   return list;
+}
+
+namespace {
+
+constexpr int64_t kSentenceStream = 2;  // of random numbers; those of images are 0 and 1
+
+constexpr int64_t kStart = 1, kSeparator = 2, kMask = 3, kFirstWord = 4;
+constexpr int64_t kCircle = 8;       // words
+constexpr int64_t kMaxCircles = 64;  // few enough for a large vocabulary to be learned too
+
+struct Sentences {
+  std::vector<int64_t> words;
+  int64_t first_length = 0;  // with start and separator
+  bool follows = true;
+};
+
+// [start] a a a [separator] b b b [separator]
+Sentences draw_sentences(SplitMix64& random, int64_t circles, int64_t length) {
+  const auto below = [&](int64_t bound) {
+    return static_cast<int64_t>(random.below(static_cast<uint64_t>(bound)));
+  };
+  Sentences s;
+  s.follows = circles < 2 || below(2) == 0;
+  const int64_t first = below(circles);
+  const int64_t second = s.follows ? first : (first + 1 + below(circles - 1)) % circles;
+  const int64_t words = length - 3, half = (words + 1) / 2;
+  const auto add = [&](int64_t circle, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto place = static_cast<int64_t>(s.words.size()) % kCircle;
+      s.words.push_back(kFirstWord + circle * kCircle + place);
+    }
+    s.words.push_back(kSeparator);
+  };
+  s.words.push_back(kStart);
+  add(first, half);
+  s.first_length = static_cast<int64_t>(s.words.size());
+  add(second, words - half);
+  return s;
+}
+
+AnyModel any_bert(BertOptions options, const ModelRequest& request, int64_t length = 128) {
+  if (request.outputs > 0) options.vocab = request.outputs;
+  if (!request.dropout) options.hidden_dropout = options.attention_dropout = 0;
+  options.max_positions = std::max(options.max_positions, request.length);
+  options.device = request.device;
+  return any_model(Bert(options), request, length);
+}
+
+}  // namespace
+
+BertBatch synthetic_batch(const BertOptions& options, int64_t batch_size, int64_t seed,
+                          int64_t length) {
+  const int64_t circles = std::min(kMaxCircles, (options.vocab - kFirstWord) / kCircle);
+  constexpr int64_t kShortest = 8;
+  if (circles < 1 || length < kShortest || options.type_vocab < 2) {
+    throw UsageError(
+        "synthetic",
+        format("no sentence pairs of {} tokens from a vocabulary of {} and {} token types", length,
+               options.vocab, options.type_vocab),
+        format("take {} tokens, a vocabulary of {} and 2 types at least", kShortest,
+               kFirstWord + kCircle));
+  }
+  const auto tokens = [](int64_t rows, int64_t columns, torch::Device device) {
+    return torch::zeros({rows, columns}, torch::TensorOptions(device).dtype(torch::kLong));
+  };
+  const auto masked_of = [](int64_t words) { return std::max<int64_t>(1, words * 15 / 100); };
+  if (options.device.is_meta()) {
+    const auto row = tokens(batch_size, length, options.device);
+    const auto masked = row.new_empty({batch_size * masked_of(length)});
+    return {row, row, row, masked, masked, row.new_empty({batch_size})};
+  }
+
+  BertBatch batch{.token_ids = tokens(batch_size, length, torch::kCPU),
+                  .token_type_ids = tokens(batch_size, length, torch::kCPU),
+                  .attention_mask = tokens(batch_size, length, torch::kCPU),
+                  .next_sentence_labels = tokens(1, batch_size, torch::kCPU).squeeze(0)};
+  std::vector<int64_t> positions, labels;
+  for (int64_t i = 0; i < batch_size; ++i) {
+    SplitMix64 random({kSentenceStream, seed, i});
+    const auto below = [&](int64_t bound) {
+      return static_cast<int64_t>(random.below(static_cast<uint64_t>(bound)));
+    };
+    const int64_t shortest = std::max(kShortest, length / 2);
+    const int64_t used = shortest + below(length - shortest + 1);
+    auto [words, first_length, follows] = draw_sentences(random, circles, used);
+    std::vector<int64_t> places;
+    for (int64_t p = 0; p < used; ++p) {
+      if (words[static_cast<size_t>(p)] >= kFirstWord) places.push_back(p);
+    }
+    for (int64_t m = 0; m < masked_of(used); ++m) {  // a shuffle that ends early
+      std::swap(places[static_cast<size_t>(m)],
+                places[static_cast<size_t>(m + below(static_cast<int64_t>(places.size()) - m))]);
+      auto& word = words[static_cast<size_t>(places[static_cast<size_t>(m)])];
+      positions.push_back(i * length + places[static_cast<size_t>(m)]);
+      labels.push_back(word);
+      const auto draw = below(10);
+      if (draw < 8) word = kMask;
+      if (draw == 8) word = kFirstWord + below(circles * kCircle);
+    }
+    std::copy(words.begin(), words.end(), batch.token_ids.data_ptr<int64_t>() + i * length);
+    batch.token_type_ids[i].slice(0, first_length, used).fill_(1);
+    batch.attention_mask[i].slice(0, 0, used).fill_(1);
+    batch.next_sentence_labels.data_ptr<int64_t>()[i] = follows ? 0 : 1;
+  }
+  batch.masked_positions = torch::tensor(positions, torch::kLong);
+  batch.masked_labels = torch::tensor(labels, torch::kLong);
+  return batch.to(options.device);
+}
+
+ApplicationEntry bert_application() {
+  return {
+      .name = "bert",
+      .samples = SampleKind::kTokens,
+      .presets = {{"bert-base", [](const ModelRequest& request) { return any_bert({}, request); }},
+                  {"bert-large",
+                   [](const ModelRequest& request) {
+                     return any_bert(bert_large_options(), request);
+                   }}},
+      .trial = {.make =
+                    [](const ModelRequest& request) {
+                      return any_bert({.vocab = 36,
+                                       .hidden = 64,
+                                       .layers = 2,
+                                       .heads = 4,
+                                       .intermediate = 128,
+                                       .max_positions = 32},
+                                      request, 32);
+                    },
+                .samples = 64,
+                .updates = 30,
+                .lr = 5e-3,
+                .first_loss = 4,
+                .last_loss = 2,
+                .program = "bert",
+                .flags = {"--layers=1", "--hidden=64", "--heads=2", "--seq=32"}}};
 }
 
 }  // namespace fleet::applications

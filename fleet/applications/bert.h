@@ -15,6 +15,8 @@
 
 namespace fleet::applications {
 
+struct ApplicationEntry;
+
 /// A size that is 0 is that of the named model, or else of BERT base.
 struct BertOptions {
   int64_t vocab = 30522;
@@ -112,5 +114,15 @@ Bert BertLarge(const BertOptions& options = {});
 // The guide's spelling.
 inline Bert Bert_base(const BertOptions& options = {}) { return BertBase(options); }
 inline Bert Bert_large(const BertOptions& options = {}) { return BertLarge(options); }
+
+/// Sentences go round one of many short circles of words, so that a masked word follows from its
+/// neighbours and its place; a second sentence that follows stays in the circle of the first.
+/// Tokens 0 to 3 are padding, start, separator and mask. 15 % of the words are masked, as in the
+/// paper.
+BertBatch synthetic_batch(const BertOptions& options, int64_t batch_size, int64_t seed,
+                          int64_t length = 128);
+
+/// For applications.cpp.
+ApplicationEntry bert_application();
 
 }  // namespace fleet::applications

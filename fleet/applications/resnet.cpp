@@ -7,7 +7,9 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/max_pool2d.h>
 
+#include "fleet/applications/application_entry.h"
 #include "fleet/applications/name_group.h"
+#include "fleet/applications/synthetic_image_batch.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"
@@ -180,6 +182,52 @@ const FieldList& fields_of(const ResnetOptions*) {
               .below(1),
       }};
   return list;
+}
+
+Batch synthetic_batch(const ResnetOptions& options, int64_t batch_size, int64_t seed,
+                      int64_t image_size) {
+  return synthetic_image_batch(
+      {.classes = options.classes, .image_size = image_size, .device = options.device}, batch_size,
+      seed);
+}
+
+namespace {
+
+AnyModel any_resnet(ResnetOptions options, const ModelRequest& request, int64_t image_size = 224) {
+  if (request.outputs > 0) options.classes = request.outputs;
+  options.device = request.device;
+  return any_model(Resnet(options), request, image_size);
+}
+
+template <int64_t kDepth>
+AnyModel any_resnet_of_depth(const ModelRequest& request) {
+  return any_resnet(resnet_options(kDepth), request);
+}
+
+}  // namespace
+
+ApplicationEntry resnet_application() {
+  return {
+      .name = "resnet",
+      .samples = SampleKind::kPixels,
+      .has_dropout = false,
+      .presets = {{"resnet18", any_resnet_of_depth<18>},
+                  {"resnet50", any_resnet_of_depth<50>},
+                  {"resnet101", any_resnet_of_depth<101>},
+                  {"resnet152", any_resnet_of_depth<152>}},
+      .trial = {.make =
+                    [](const ModelRequest& request) {
+                      return any_resnet(
+                          {.blocks = {1, 1, 1, 1}, .bottleneck = false, .classes = 8, .width = 8},
+                          request, 32);
+                    },
+                .samples = 32,
+                .updates = 30,
+                .lr = 3e-3,
+                .first_loss = 1.8,
+                .last_loss = 0.5,
+                .program = "resnet50",
+                .flags = {"--depth=18", "--width=8", "--image_size=32"}}};
 }
 
 }  // namespace fleet::applications

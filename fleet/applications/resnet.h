@@ -15,6 +15,8 @@
 
 namespace fleet::applications {
 
+struct ApplicationEntry;
+
 /// What is left open is that of the named model, or else of ResNet50.
 struct ResnetOptions {
   std::vector<int64_t> blocks = {};     // of each stage; ResNet50: 3, 4, 6, 3
@@ -77,5 +79,12 @@ Resnet Resnet152(const ResnetOptions& options = {});
 
 /// The paper's spelling.
 inline Resnet ResNet50(const ResnetOptions& options = {}) { return Resnet50(options); }
+
+/// Images of coarse patterns under noise (synthetic_image_batch.h).
+Batch synthetic_batch(const ResnetOptions& options, int64_t batch_size, int64_t seed,
+                      int64_t image_size = 224);
+
+/// For applications.cpp.
+ApplicationEntry resnet_application();
 
 }  // namespace fleet::applications

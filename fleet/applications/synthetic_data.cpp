@@ -9,7 +9,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/bert.h"
+#include "fleet/applications/synthetic_image_batch.h"
+#include "fleet/applications/transformer.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 
@@ -80,7 +82,7 @@ Vocabulary numbered_words(int64_t count) {
 std::shared_ptr<const Dataset> synthetic_images(int64_t classes, int64_t image_size,
                                                 const SampleRange& range) {
   return std::make_shared<SyntheticDataset>(range, [=](int64_t seed) {
-    return synthetic_batch(ResnetOptions{.classes = classes}, 1, seed, image_size);
+    return synthetic_image_batch({.classes = classes, .image_size = image_size}, 1, seed);
   });
 }
 

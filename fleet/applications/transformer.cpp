@@ -9,11 +9,14 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
 
+#include "fleet/applications/application_entry.h"
 #include "fleet/applications/name_group.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
+#include "fleet/data/split_mix.h"
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/feed_forward.h"
 #include "fleet/ops/multi_head_attention.h"
@@ -296,6 +299,91 @@ const FieldList& fields_of(const TransformerOptions*) {
               .below(1),
       }};
   return list;
+}
+
+TransformerBatch synthetic_batch(const TransformerOptions& options, int64_t batch_size,
+                                 int64_t seed, int64_t length) {
+  constexpr int64_t kReversalStream = 3;  // of random numbers; that of sentences is 2
+  constexpr int64_t kBegin = 1, kEnd = 2, kFirst = 3, kWords = 64;
+  const int64_t words =
+      std::min({kWords, options.source_vocab - kFirst, options.target_vocab - kFirst});
+  if (words < 1 || length < 2) {
+    throw UsageError("synthetic",
+                     format("no sequences of {} tokens from vocabularies of {} and {}", length,
+                            options.source_vocab, options.target_vocab),
+                     format("take 2 tokens and vocabularies of {} at least", kFirst + 1));
+  }
+  const auto tokens = [](int64_t rows, int64_t columns, torch::Device device) {
+    return torch::zeros({rows, columns}, torch::TensorOptions(device).dtype(torch::kLong));
+  };
+  if (options.device.is_meta()) {
+    const auto row = tokens(batch_size, length, options.device);
+    return {row, row, tokens(batch_size, length + 1, options.device), row};
+  }
+  TransformerBatch batch{
+      tokens(batch_size, length, torch::kCPU), tokens(batch_size, length, torch::kCPU),
+      tokens(batch_size, length + 1, torch::kCPU), tokens(batch_size, length, torch::kCPU)};
+  for (int64_t i = 0; i < batch_size; ++i) {
+    SplitMix64 random({kReversalStream, seed, i});
+    const int64_t shortest = std::max<int64_t>(2, length / 2);
+    const auto used =
+        shortest + static_cast<int64_t>(random.below(static_cast<uint64_t>(length - shortest + 1)));
+    auto* source = batch.source.data_ptr<int64_t>() + i * length;
+    auto* target = batch.target.data_ptr<int64_t>() + i * (length + 1);
+    target[0] = kBegin;
+    for (int64_t p = 0; p + 1 < used; ++p) {
+      source[p] = kFirst + static_cast<int64_t>(random.below(static_cast<uint64_t>(words)));
+      target[used - 1 - p] = source[p];
+    }
+    source[used - 1] = target[used] = kEnd;
+    batch.source_mask[i].slice(0, 0, used).fill_(1);
+    batch.target_mask[i].slice(0, 0, used).fill_(1);
+  }
+  return batch.to(options.device);
+}
+
+namespace {
+
+// Source and target have as many tokens.
+AnyModel any_transformer(TransformerOptions options, const ModelRequest& request,
+                         int64_t length = 32) {
+  if (request.outputs > 0) options.source_vocab = options.target_vocab = request.outputs;
+  if (!request.dropout) options.dropout = 0;
+  options.max_positions = std::max(options.max_positions, request.length + 1);
+  options.device = request.device;
+  return any_model(Transformer(options), request, length);
+}
+
+}  // namespace
+
+ApplicationEntry transformer_application() {
+  return {.name = "transformer",
+          .samples = SampleKind::kTokens,
+          .presets = {{"transformer-base",
+                       [](const ModelRequest& request) { return any_transformer({}, request); }},
+                      {"transformer-big",
+                       [](const ModelRequest& request) {
+                         return any_transformer(transformer_big_options(), request);
+                       }}},
+          .trial = {.make =
+                        [](const ModelRequest& request) {
+                          return any_transformer({.source_vocab = 16,
+                                                  .target_vocab = 16,
+                                                  .width = 64,
+                                                  .feed_forward = 128,
+                                                  .heads = 4,
+                                                  .encoder_layers = 1,
+                                                  .decoder_layers = 1,
+                                                  .label_smoothing = 0},
+                                                 request, 8);
+                        },
+                    .samples = 64,
+                    .updates = 100,
+                    .lr = 5e-3,
+                    .first_loss = 2.5,
+                    .last_loss = 1,
+                    .program = "transformer",
+                    .flags = {"--layers=1", "--hidden=64", "--seq=8"}}};
 }
 
 }  // namespace fleet::applications

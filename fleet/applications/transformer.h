@@ -15,6 +15,8 @@
 
 namespace fleet::applications {
 
+struct ApplicationEntry;
+
 /// A size that is 0, or nothing, is that of the named model, or else of the paper's base model.
 struct TransformerOptions {
   int64_t source_vocab = 37000;
@@ -97,5 +99,13 @@ using Transformer = Application<TransformerImpl>;
 TransformerOptions transformer_big_options(TransformerOptions options = {});
 Transformer TransformerBase(const TransformerOptions& options = {});
 Transformer TransformerBig(const TransformerOptions& options = {});
+
+/// The target is the source in reverse. Tokens 0 to 2 are padding, start and end; sources have
+/// between half of `length` and all of it, and end with the end token.
+TransformerBatch synthetic_batch(const TransformerOptions& options, int64_t batch_size,
+                                 int64_t seed, int64_t length = 32);
+
+/// For applications.cpp.
+ApplicationEntry transformer_application();
 
 }  // namespace fleet::applications

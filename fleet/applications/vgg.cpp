@@ -6,7 +6,9 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/max_pool2d.h>
 
+#include "fleet/applications/application_entry.h"
 #include "fleet/applications/name_group.h"
+#include "fleet/applications/synthetic_image_batch.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"
@@ -110,6 +112,50 @@ const FieldList& fields_of(const VggOptions*) {
               .below(1),
       }};
   return list;
+}
+
+Batch synthetic_batch(const VggOptions& options, int64_t batch_size, int64_t seed,
+                      int64_t image_size) {
+  return synthetic_image_batch(
+      {.classes = options.classes, .image_size = image_size, .device = options.device}, batch_size,
+      seed);
+}
+
+namespace {
+
+AnyModel any_vgg(VggOptions options, const ModelRequest& request, int64_t image_size = 224) {
+  if (request.outputs > 0) options.classes = request.outputs;
+  if (!request.dropout) options.dropout = 0;
+  options.device = request.device;
+  return any_model(Vgg(options), request, image_size);
+}
+
+}  // namespace
+
+ApplicationEntry vgg_application() {
+  return {.name = "vgg",
+          .samples = SampleKind::kPixels,
+          .presets = {{"vgg16", [](const ModelRequest& request) { return any_vgg({}, request); }},
+                      {"vgg16-bn",
+                       [](const ModelRequest& request) {
+                         return any_vgg({.batch_norm = true}, request);
+                       }}},
+          .trial = {.make =
+                        [](const ModelRequest& request) {
+                          return any_vgg({.stages = {{8}, {16}, {32, 32}},
+                                          .batch_norm = true,
+                                          .pooled = 2,
+                                          .hidden = 128,
+                                          .classes = 8},
+                                         request, 32);
+                        },
+                    .samples = 32,
+                    .updates = 45,
+                    .lr = 1e-2,
+                    .first_loss = 1.8,
+                    .last_loss = 0.5,
+                    .program = "vgg16",
+                    .flags = {"--width=8", "--hidden=128", "--image_size=32"}}};
 }
 
 }  // namespace fleet::applications

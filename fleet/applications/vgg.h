@@ -13,6 +13,8 @@
 
 namespace fleet::applications {
 
+struct ApplicationEntry;
+
 /// Shape of a VGG; the defaults are VGG16's.
 struct VggOptions {
   /// Channels of the 3x3 convolutions of each stage; a stage ends with a 2x2 pool.
@@ -66,5 +68,12 @@ class VggImpl : public torch::nn::Module {
 using Vgg = ImageApplication<VggImpl>;
 
 Vgg VGG16(const VggOptions& options = {});
+
+/// Images of coarse patterns under noise (synthetic_image_batch.h).
+Batch synthetic_batch(const VggOptions& options, int64_t batch_size, int64_t seed,
+                      int64_t image_size = 224);
+
+/// For applications.cpp.
+ApplicationEntry vgg_application();
 
 }  // namespace fleet::applications

@@ -74,6 +74,9 @@ std::vector<torch::Tensor> tensors_of(DistributedOptimizer& optimizer) {
   for (const auto& [name, tensor] : optimizer.optimizer().model().buffers()) {
     tensors.push_back(tensor.detach());
   }
+  for (const auto& hook : optimizer.hooks()) {
+    for (const auto& [name, tensor] : hook->state()) tensors.push_back(tensor.detach());
+  }
   return tensors;
 }
 

@@ -95,6 +95,9 @@ SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors w
       tensors.optimizer.push_back({format("{}buffer/{}", prefix, i), state.buffers[i]});
     }
   }
+  for (const auto& hook : optimizer.hooks()) {
+    add(hook->state(), std::string(hook->name()) + "/", tensors.optimizer);
+  }
   return tensors;
 }
 

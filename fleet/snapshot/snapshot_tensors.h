@@ -22,7 +22,7 @@ enum class ModelTensors {
 struct SnapshotTensors {
   std::vector<NamedTensor> model;      // parameters (masters, if there are any) and buffers
   std::vector<NamedTensor> optimizer;  // "velocity/fc.weight", "updates/fc.weight"; local SGD's as
-                                       // "local_sgd.velocity/"
+                                       // "local_sgd.velocity/", a hook's under its name
   std::vector<NamedTensor> own;        // of this rank alone
 };
 SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors which);

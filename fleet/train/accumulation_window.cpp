@@ -75,6 +75,15 @@ void AccumulationWindow::abandon() noexcept {
   if (stack_.memory) stack_.memory->forget();
 }
 
+void AccumulationWindow::check_closed() const {
+  if (!is_open()) return;
+  throw Error("gradient_merge",
+              format("{} of {} calls of minimize(closure) wait for their update, and "
+                     "minimize(batch, closure) is one of its own",
+                     stack_.merge.micro_batches(), stack_.merge.calls_per_update()),
+              "call end_epoch() first, or use one of the two");
+}
+
 void AccumulationWindow::check_not_armed() const {
   if (!is_armed()) return;
   throw Error("gradient_merge",

@@ -49,6 +49,8 @@ class AccumulationWindow {
   void drop_if_cleared();
   /// After a call that failed: drops the window, the graph of a failed backward and what it holds.
   void abandon() noexcept;
+  /// Throws where calls of `minimize(closure)` wait for their update.
+  void check_closed() const;
   void check_not_armed() const;
 
   /// Of the user's forward, for the next `backward`.

@@ -8,29 +8,16 @@
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
-#include "fleet/metrics/step_line.h"
 #include "fleet/optim/gradient_health.h"
 #include "fleet/snapshot/hand_over.h"
 #include "fleet/train/accumulation_window.h"
 #include "fleet/train/forward_scopes.h"
+#include "fleet/train/non_finite.h"
 #include "fleet/train/out_of_memory_retry.h"
 #include "fleet/train/training_stack.h"
 #include "fleet/train/update_log.h"
 
 namespace fleet {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Adds the micro-batch that the report is about to what this call has seen on this rank.
-void count_own(UpdateReport& report) {
-  if (report.weight == 0) return;
-  const double sum = report.own_loss * report.own_weight + report.loss * report.weight;
-  report.own_weight += report.weight;
-  report.own_loss = sum / report.own_weight;
-}
-
-}  // namespace
 
 struct DistributedOptimizer::State : TrainingStack {
   using TrainingStack::TrainingStack;
@@ -74,6 +61,8 @@ void DistributedOptimizer::complete(UpdateReport& report) {
   const auto health = check(reduced, report);  // none: nothing to update with
   if (health) step(reduced, *health, report);
   if (s.local) average(report);
+  report.update = updates();
+  for (const auto& hook : s.hooks) hook->after_update(report);
   report.stop = s.is_stopping;
   s.parallel->begin_computing();
 }
@@ -95,12 +84,7 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
   const auto loss = read_loss(value, micro_batch.weight, micro_batch.samples());
   const double mean = loss.mean();
   // With amp all ranks skip the update together.
-  if (!std::isfinite(mean) && !s.amp) {
-    throw Error("minimize",
-                format("the loss is {} at update {} on rank {}; nothing was updated", mean,
-                       updates() + 1, s.comm->rank()),
-                "lower the learning rate, warm it up, or look for bad samples");
-  }
+  if (!std::isfinite(mean) && !s.amp) throw non_finite_loss(s, mean);
   s.window.add();
   s.normalizer->add(loss, micro_batch.is_last, micro_batch.window_size);
   const bool overlap = s.micro_batch->may_overlap(micro_batch.samples());
@@ -119,7 +103,7 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
   report.micro_batches = s.merge.micro_batches();
   report.weight = loss.weight;
   report.loss = mean;
-  count_own(report);
+  report.count_own();
 }
 
 ReducedMetadata DistributedOptimizer::reduce(UpdateReport& report) {
@@ -154,17 +138,7 @@ std::optional<optim::GradientHealth> DistributedOptimizer::check(const ReducedMe
         {.update = updates() + 1, .loss = report.loss, .gradient = bad, .is_local = s.is_local()});
     return {};
   }
-  if (!health.is_finite()) {
-    const bool is_half = s.strategy.fp16_allreduce && s.shares_gradients();
-    throw Error(
-        "minimize",
-        format("the gradient of '{}' is not finite, though the loss is; nothing was updated", bad),
-        is_half ? "gradients may have left the range of half (65504) on their way: switch "
-                  "fp16_allreduce off; else lower the learning rate, or look for a "
-                  "division by 0"
-                : "lower the learning rate, warm it up, or look for a division by 0 or a "
-                  "root of 0 in the model");
-  }
+  if (!health.is_finite()) throw non_finite_gradient(s, bad);
   return health;
 }
 
@@ -180,7 +154,6 @@ void DistributedOptimizer::step(const ReducedMetadata& reduced, const optim::Gra
       {.gradient_scale = scale, .gradient_norm = health.norm, .block_sums = health.block_sums});
   report.gradient_norm = health.norm * scale;
   if (s.amp) s.amp->scaler().update(/*overflow=*/false);
-  s.log.trust_ratios();
   report.updated = true;
 }
 
@@ -214,7 +187,7 @@ void DistributedOptimizer::follow(const SyncReport& sync) {
 // A call that throws leaves parameters as they were, and drops its window.
 UpdateReport DistributedOptimizer::report_of_call(const std::function<void(UpdateReport&)>& work) {
   auto& s = *state_;
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   const MemoryStrategy::Enforced budget(s.memory.get());
   if (s.plain_memory) s.plain_memory->begin();
   UpdateReport report;
@@ -262,13 +235,7 @@ UpdateReport DistributedOptimizer::minimize_samples(const BatchShape& batch,
                 "this rank has an empty batch, and sync_batch_norm needs samples on every rank",
                 "drop the last short batch");
   }
-  if (s.window.is_open()) {
-    throw Error("gradient_merge",
-                format("{} of {} calls of minimize(closure) wait for their update, and "
-                       "minimize(batch, closure) is one of its own",
-                       s.merge.micro_batches(), s.merge.calls_per_update()),
-                "call end_epoch() first, or use one of the two");
-  }
+  s.window.check_closed();
   const auto micro_batches = std::ssize(s.retry.split(batch));
   if (micro_batches > 1 && !batch.can_slice) {
     throw Error("gradient_merge",
@@ -284,13 +251,6 @@ UpdateReport DistributedOptimizer::minimize_samples(const BatchShape& batch,
     s.log.batch(report, BatchForm::kSplit);
     ++s.calls;
   });
-}
-
-DistributedOptimizer::ForwardScope::ForwardScope(std::shared_ptr<ForwardScopes> scopes)
-    : scopes_(std::move(scopes)) {}
-DistributedOptimizer::ForwardScope::ForwardScope(ForwardScope&&) noexcept = default;
-DistributedOptimizer::ForwardScope::~ForwardScope() {
-  if (scopes_) scopes_->end_noexcept();
 }
 
 DistributedOptimizer::ForwardScope DistributedOptimizer::forward(int64_t samples) {
@@ -399,6 +359,12 @@ int64_t DistributedOptimizer::skipped_updates() const {
 int64_t DistributedOptimizer::attempts() const { return state_->attempts(); }
 bool DistributedOptimizer::is_in_window() const { return state_->window.is_open(); }
 bool DistributedOptimizer::is_stopping() const { return state_->is_stopping; }
+void DistributedOptimizer::attach(std::shared_ptr<UpdateHook> hook) {
+  state_->attach(std::move(hook));
+}
+const std::vector<std::shared_ptr<UpdateHook>>& DistributedOptimizer::hooks() const {
+  return state_->hooks;
+}
 TrainingCounters DistributedOptimizer::counters() const { return state_->counters(); }
 void DistributedOptimizer::set_counters(const TrainingCounters& counters) {
   state_->set_counters(counters);
@@ -415,14 +381,6 @@ LocalSgd* DistributedOptimizer::local_sgd() { return state_->local.get(); }
 DistributedOptimizer distributed_optimizer(std::unique_ptr<optim::Optimizer> optimizer,
                                            const DistributedStrategy& strategy) {
   return DistributedOptimizer(std::move(optimizer), strategy, world());
-}
-
-void log_step(const UpdateReport& report) {
-  log::plain(step_line({.worker_index = is_initialized() ? worker_index() : 0,
-                        .step = report.call - 1,
-                        .cost = report.loss,
-                        .step_time_s = report.seconds,
-                        .total_time_s = report.total_seconds}));
 }
 
 }  // namespace fleet

@@ -23,6 +23,7 @@
 #include "fleet/train/loss.h"
 #include "fleet/train/micro_batch.h"
 #include "fleet/train/training_counters.h"
+#include "fleet/train/update_hook.h"
 #include "fleet/train/update_report.h"
 
 namespace fleet {
@@ -156,6 +157,20 @@ class DistributedOptimizer {
   /// with local SGD with the same average. `Snapshots` acts on it.
   bool is_stopping() const;
 
+  /// Calls the hook after every update, and keeps its state in snapshots. Attach hooks in the same
+  /// order on all ranks, before `Snapshots` are made.
+  void attach(std::shared_ptr<UpdateHook> hook);
+  /// Those of the strategy, then those that were attached.
+  const std::vector<std::shared_ptr<UpdateHook>>& hooks() const;
+  /// The first of this type; null: none.
+  template <std::derived_from<UpdateHook> H>
+  H* hook() const {
+    for (const auto& hook : hooks()) {
+      if (auto* const found = dynamic_cast<H*>(hook.get())) return found;
+    }
+    return nullptr;
+  }
+
   /// For snapshots, between two windows. `set_counters` comes after tensors were written.
   TrainingCounters counters() const;
   void set_counters(const TrainingCounters& counters);
@@ -238,8 +253,5 @@ DistributedOptimizer distributed_optimizer(O&& /*optimizer*/,
                 "fleet::distributed_optimizer(model, optimizer, strategy)");
   return distributed_optimizer(std::unique_ptr<optim::Optimizer>(), strategy);  // not reached
 }
-
-/// Prints the guide's step line on rank 0.
-void log_step(const UpdateReport& report);
 
 }  // namespace fleet

@@ -3,15 +3,11 @@
 
 #include "fleet/core/options/options_json.h"
 #include "fleet/core/text/format.h"
-#include "fleet/optim/lamb.h"
-#include "fleet/optim/lars.h"
-#include "fleet/train/local_sgd_options.h"
 #include "fleet/train/strategy_overview.h"
+#include "fleet/train/update_hook.h"
 
 namespace fleet {
 namespace {
-
-constexpr std::string_view kArea = "strategy";
 
 // Paddle's fields that a strategy file may bring along. Fleet has no switch that does nothing, so
 // each gets the reason instead.
@@ -78,222 +74,25 @@ std::vector<AbsentField> absent_from_paddle() {
   };
 }
 
-// What both kinds of local SGD have.
-template <typename Configs>
-FieldList with_averaging(std::vector<Field> fields) {
-  fields.push_back(field<&Configs::outer>("outer", "what is made of an average")
-                       .one_of(outer_rule_names())
-                       .beyond_guide());
-  fields.push_back(field<&Configs::outer_lr>("outer_lr", "rate of slow_momentum and nesterov")
-                       .above(0)
-                       .beyond_guide());
-  fields.push_back(
-      field<&Configs::outer_momentum>("outer_momentum", "momentum of slow_momentum and nesterov")
-          .at_least(0)
-          .below(1)
-          .beyond_guide());
-  fields.push_back(field<&Configs::optimizer_state>(
-                       "optimizer_state", "what an average does to the optimizer's momentum")
-                       .one_of(state_at_sync_names())
-                       .beyond_guide());
-  fields.push_back(
-      field<&Configs::delayed>("delayed", "average behind the next updates, one interval late")
-          .beyond_guide());
-  return {.area = kArea, .fields = std::move(fields)};
-}
-
-// From the configs of one kind of local SGD to those of the other.
-template <typename To, typename From>
-void copy_averaging(const From& from, To& to) {
-  to.begin_step = from.begin_step;
-  to.outer = from.outer;
-  to.outer_lr = from.outer_lr;
-  to.outer_momentum = from.outer_momentum;
-  to.optimizer_state = from.optimizer_state;
-  to.delayed = from.delayed;
-}
-
 }  // namespace
 
-const FieldList& fields_of(const AmpConfigs*) {
-  static const FieldList list{
-      .area = kArea,
-      .fields =
-          {
-              field<&AmpConfigs::init_loss_scaling>("init_loss_scaling", "first loss scale")
-                  .above(0),
-              field<&AmpConfigs::incr_every_n_steps>(
-                  "incr_every_n_steps", "the scale grows after so many updates without overflow")
-                  .at_least(1)
-                  .in_unit("updates"),
-              field<&AmpConfigs::decr_every_n_nan_or_inf>(
-                  "decr_every_n_nan_or_inf", "the scale shrinks after so many overflows in a row")
-                  .at_least(1)
-                  .in_unit("updates"),
-              field<&AmpConfigs::incr_ratio>("incr_ratio", "factor by which the scale grows")
-                  .above(1),
-              field<&AmpConfigs::decr_ratio>("decr_ratio", "factor by which the scale shrinks")
-                  .above(0)
-                  .below(1),
-              field<&AmpConfigs::use_dynamic_loss_scaling>("use_dynamic_loss_scaling",
-                                                           "let the loss scale grow and shrink"),
-              field<&AmpConfigs::custom_white_list>("custom_white_list",
-                                                    "further ops that run in low precision")
-                  .beyond_guide(),
-              field<&AmpConfigs::custom_black_list>("custom_black_list",
-                                                    "further ops that stay in fp32")
-                  .beyond_guide(),
-              field<&AmpConfigs::use_pure_bf16>("use_pure_bf16",
-                                                "bf16 parameters with fp32 masters")
-                  .beyond_guide(),
-              field<&AmpConfigs::dtype>("dtype", "the low precision")
-                  .one_of({"bf16", "fp16"})
-                  .beyond_guide(),
-              field<&AmpConfigs::max_skips_in_a_row>("max_skips_in_a_row",
-                                                     "stop after so many skipped updates in a row")
-                  .at_least(1)
-                  .in_unit("updates")
-                  .beyond_guide(),
-          },
-      .absent = {
-          {"custom_black_varnames",
-           "Paddle's, for variables of its graph; name ops in custom_black_list"},
-          {"use_pure_fp16", "Paddle's; Fleet keeps pure training to bf16: use_pure_bf16"},
-          {"use_fp16_guard", "Paddle's, for use_pure_fp16, which Fleet does not have"},
-          {"use_optimizer_fp16", "Paddle's; Fleet's optimizers keep their state in fp32"},
-      }};
-  return list;
-}
-
-const FieldList& fields_of(const RecomputeConfigs*) {
-  static const FieldList list{
-      .area = kArea,
-      .fields =
-          {
-              field<&RecomputeConfigs::checkpoints>("checkpoints",
-                                                    "names of the tensors at which the net is cut"),
-              field<&RecomputeConfigs::enable_offload>(
-                  "enable_offload", "checkpoints leave the device's memory until backward"),
-              field<&RecomputeConfigs::checkpoint_shape>(
-                  "checkpoint_shape", "shape of a checkpoint; compared when given, never needed")
-                  .at_least(1),
-              field<&RecomputeConfigs::memory_budget>(
-                  "memory_budget",
-                  "find the cuts for so much memory: 12GiB, 60% of what this rank may have, or "
-                  "\"50% of plain\" training")
-                  .beyond_guide(),
-              field<&RecomputeConfigs::plan_only>(
-                  "plan_only",
-                  "print the plan for memory_budget, or what plain training takes, and end")
-                  .beyond_guide(),
-          },
-      .absent = {
-          {"enable_tuning", "Paddle's; give a memory_budget, and Fleet searches the cuts"},
-          {"refined_ops_patterns", "Paddle's, for patterns of its graph; name checkpoints"},
-      }};
-  return list;
-}
-
-const FieldList& fields_of(const LocalSgdConfigs*) {
-  static const FieldList list = with_averaging<LocalSgdConfigs>({
-      field<&LocalSgdConfigs::k_steps>("k_steps", "updates between two averages")
-          .at_least(1)
-          .in_unit("updates"),
-      field<&LocalSgdConfigs::begin_step>("begin_step", "synchronous training before this update")
-          .at_least(1),
-  });
-  return list;
-}
-
-const FieldList& fields_of(const AdaptiveLocalSgdConfigs*) {
-  using C = AdaptiveLocalSgdConfigs;
-  static const FieldList list = with_averaging<C>({
-      field<&C::init_k_steps>("init_k_steps", "updates before the first average")
-          .at_least(1)
-          .in_unit("updates"),
-      field<&C::begin_step>("begin_step", "synchronous training before this update").at_least(1),
-      field<&C::max_k_steps>("max_k_steps", "the interval does not grow beyond")
-          .at_least(1)
-          .in_unit("updates")
-          .beyond_guide(),
-      field<&C::formula>("formula", "whose formula chooses the interval")
-          .one_of(interval_formula_names())
-          .beyond_guide(),
-      field<&C::loss_smoothing>("loss_smoothing",
-                                "share of the smoothed loss that an update leaves as it is")
-          .at_least(0)
-          .below(1)
-          .beyond_guide(),
-  });
-  return list;
-}
-
-const FieldList& fields_of(const GradientMergeConfigs*) {
-  static const FieldList list{
-      .area = kArea,
-      .fields = {
-          field<&GradientMergeConfigs::k_steps>("k_steps",
-                                                "micro-batches whose gradients make one update")
-              .at_least(1)
-              .in_unit("micro-batches"),
-          field<&GradientMergeConfigs::avg>("avg", "average the gradients; off: sum them"),
-          field<&GradientMergeConfigs::micro_batch_size>(
-              "micro_batch_size", "split a batch into micro-batches of this size; 0: into k_steps")
-              .at_least(0)
-              .in_unit("samples")
-              .beyond_guide(),
-          field<&GradientMergeConfigs::drop_last>(
-              "drop_last",
-              "forget a window that the end of an epoch cuts short; off: update with it")
-              .beyond_guide(),
-      }};
-  return list;
-}
-
-const FieldList& fields_of(const LarsConfigs*) {
-  static const FieldList list{
-      .area = kArea,
-      .fields = {
-          field<&LarsConfigs::lars_coeff>("lars_coeff", "trust coefficient").above(0),
-          field<&LarsConfigs::lars_weight_decay>("lars_weight_decay", "weight decay").at_least(0),
-          field<&LarsConfigs::epsilon>("epsilon", "added to the norm that divides").at_least(0),
-          field<&LarsConfigs::exclude_from_weight_decay>(
-              "exclude_from_weight_decay", "parts of names of parameters without weight decay"),
-          field<&LarsConfigs::rule>("rule", "whose variant of LARS it is")
-              .one_of(optim::lars_rule_names())
-              .beyond_guide(),
-          field<&LarsConfigs::log_every>("log_every",
-                                         "print the trust ratios every so often; 0: never")
-              .at_least(0)
-              .in_unit("updates")
-              .beyond_guide(),
-      }};
-  return list;
-}
-
-const FieldList& fields_of(const LambConfigs*) {
-  static const FieldList list{
-      .area = kArea,
-      .fields = {
-          field<&LambConfigs::lamb_weight_decay>("lamb_weight_decay", "weight decay").at_least(0),
-          field<&LambConfigs::exclude_from_weight_decay>(
-              "exclude_from_weight_decay", "parts of names of parameters without weight decay"),
-          field<&LambConfigs::rule>("rule", "whose variant of LAMB it is")
-              .one_of(optim::lamb_rule_names())
-              .beyond_guide(),
-          field<&LambConfigs::log_every>("log_every",
-                                         "print the trust ratios every so often; 0: never")
-              .at_least(0)
-              .in_unit("updates")
-              .beyond_guide(),
-      }};
-  return list;
+const std::vector<StrategyEntry>& strategies() {
+  static const std::vector<StrategyEntry> entries = {
+      {.name = "amp", .check = check_amp},
+      {.name = "recompute", .check = check_recompute},
+      {.name = "gradient_merge", .check = check_gradient_merge},
+      {.name = "lars", .check = check_lars, .make_hook = make_lars_log},
+      {.name = "lamb", .check = check_lamb, .make_hook = make_lamb_log},
+      {.name = "localsgd", .check = check_local_sgd},
+      {.name = "adaptive_localsgd"},  // checked with localsgd
+  };
+  return entries;
 }
 
 const FieldList& fields_of(const DistributedStrategy*) {
   using S = DistributedStrategy;
   static const FieldList list{
-      .area = kArea,
+      .area = "strategy",
       .fields =
           {
               field<&S::amp>("amp", "mixed precision"),
@@ -374,8 +173,7 @@ ResolvedStrategy DistributedStrategy::resolved() const {
     strategy.localsgd = false;
     strategy.localsgd_configs = {};
     strategy.adaptive_localsgd = true;
-    strategy.adaptive_localsgd_configs.init_k_steps = localsgd_configs.k_steps;
-    copy_averaging(localsgd_configs, strategy.adaptive_localsgd_configs);
+    make_adaptive(localsgd_configs, strategy.adaptive_localsgd_configs);
     result.notes.push_back(
         format("auto with localsgd is adaptive_localsgd with init_k_steps = {} and begin_step = {}",
                localsgd_configs.k_steps, localsgd_configs.begin_step));

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/training_stack.h"
 
 namespace fleet {
@@ -33,6 +34,14 @@ void ForwardScopes::end_noexcept() noexcept {
     sync_batch_norm_.reset();
     error_ = std::current_exception();
   }
+}
+
+// The eager form holds them while the user's own forward runs.
+DistributedOptimizer::ForwardScope::ForwardScope(std::shared_ptr<ForwardScopes> scopes)
+    : scopes_(std::move(scopes)) {}
+DistributedOptimizer::ForwardScope::ForwardScope(ForwardScope&&) noexcept = default;
+DistributedOptimizer::ForwardScope::~ForwardScope() {
+  if (scopes_) scopes_->end_noexcept();
 }
 
 }  // namespace fleet

@@ -15,11 +15,6 @@ namespace fleet {
 std::unique_ptr<optim::Optimizer> layer_wise_optimizer(std::unique_ptr<optim::Optimizer> optimizer,
                                                        DistributedStrategy& strategy);
 
-/// Which decay LAMB over AdamW has: AdamW's own, unless only `lamb_weight_decay` was set. One that
-/// has its default value counts as not set; two that were set, to different values, are a conflict.
-enum class LambDecay { kAdamW, kConfigs, kConflict };
-LambDecay lamb_decay(double adamw_weight_decay, const LambConfigs& configs);
-
 /// The weight decay that the user's optimizer has by itself: under lars or lamb it would count
 /// twice.
 double own_weight_decay(const optim::Optimizer& optimizer);

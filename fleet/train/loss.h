@@ -43,4 +43,8 @@ struct LossTerms {
 /// What a loss closure returns: a tensor is the mean over the samples it was given.
 using Loss = std::variant<torch::Tensor, WeightedLoss, LossTerms>;
 
+inline torch::Tensor mean_of(const Loss& loss) {
+  return std::visit([](const auto& value) -> torch::Tensor { return value; }, loss);
+}
+
 }  // namespace fleet

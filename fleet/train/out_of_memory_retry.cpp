@@ -8,11 +8,21 @@
 namespace fleet {
 
 OutOfMemoryRetry::MicroBatches OutOfMemoryRetry::split(const BatchShape& batch) const {
+  return micro_batches_of(batch, ranges_of(batch));
+}
+
+// Empty: the batch is one micro-batch of a window.
+OutOfMemoryRetry::Ranges OutOfMemoryRetry::ranges_of(const BatchShape& batch) const {
+  if (batch.is_micro_batch) return {};
+  return stack_.micro_batch->split(stack_.merge, batch.samples);
+}
+
+OutOfMemoryRetry::MicroBatches OutOfMemoryRetry::micro_batches_of(const BatchShape& batch,
+                                                                  const Ranges& ranges) const {
   if (batch.is_micro_batch) {
     return {
         {.is_last = stack_.merge.next_is_last(), .window_size = stack_.merge.calls_per_update()}};
   }
-  const auto ranges = stack_.micro_batch->split(stack_.merge, batch.samples);
   const auto requested = std::ssize(stack_.merge.split(batch.samples));
   MicroBatches result;
   for (const auto& [begin, end] : ranges) {
@@ -30,23 +40,24 @@ void OutOfMemoryRetry::run(const BatchShape& batch,
                            const std::function<void(const MicroBatches&)>& work) {
   // What earlier calls added to the window cannot be told apart from what this one did.
   const bool is_first = !window_.is_open();
-  for (bool done = false; !done;) {
+  for (;;) {
+    const auto ranges = ranges_of(batch);
     try {
-      work(split(batch));
-      done = true;
+      work(micro_batches_of(batch, ranges));
     } catch (const c10::OutOfMemoryError& error) {
-      if (!is_first || !recover(batch, error)) throw;
+      if (!is_first || !recover(batch, ranges, error)) throw;
+      continue;
     }
+    succeeded(batch, ranges);
+    return;
   }
-  succeeded(batch);
 }
 
 // False: neither another plan nor smaller micro-batches may fit.
-bool OutOfMemoryRetry::recover(const BatchShape& batch, const c10::OutOfMemoryError& error) {
+bool OutOfMemoryRetry::recover(const BatchShape& batch, const Ranges& ranges,
+                               const c10::OutOfMemoryError& error) {
   if (!batch.can_slice && !stack_.memory) return false;
   if (!may_restart(error)) return false;
-  const auto ranges = batch.is_micro_batch ? AutoMicroBatch::Ranges()
-                                           : stack_.micro_batch->split(stack_.merge, batch.samples);
   const bool is_merged = stack_.strategy.gradient_merge;
   const bool can_split = batch.can_slice && stack_.micro_batch->can_split(ranges, is_merged);
   const bool has_another_plan = stack_.memory && stack_.memory->plan_again(can_split);
@@ -76,9 +87,8 @@ bool OutOfMemoryRetry::may_restart(const c10::OutOfMemoryError& error) const {
               "split batches smaller from the start: gradient_merge_configs.micro_batch_size");
 }
 
-void OutOfMemoryRetry::succeeded(const BatchShape& batch) {
+void OutOfMemoryRetry::succeeded(const BatchShape& batch, const Ranges& ranges) {
   if (batch.is_micro_batch) return;
-  const auto ranges = stack_.micro_batch->split(stack_.merge, batch.samples);
   stack_.micro_batch->close_window(ranges);
   if (!batch.can_slice || !may_choose_size()) return;
   const auto largest = stack_.micro_batch->largest_size(stack_.merge, batch.samples);

@@ -27,9 +27,13 @@ class OutOfMemoryRetry {
   MicroBatches split(const BatchShape& batch) const;
 
  private:
+  using Ranges = AutoMicroBatch::Ranges;
+
+  Ranges ranges_of(const BatchShape& batch) const;
+  MicroBatches micro_batches_of(const BatchShape& batch, const Ranges& ranges) const;
   bool may_restart(const c10::OutOfMemoryError& error) const;
-  bool recover(const BatchShape& batch, const c10::OutOfMemoryError& error);
-  void succeeded(const BatchShape& batch);
+  bool recover(const BatchShape& batch, const Ranges& ranges, const c10::OutOfMemoryError& error);
+  void succeeded(const BatchShape& batch, const Ranges& ranges);
   bool may_choose_size() const;
 
   TrainingStack& stack_;

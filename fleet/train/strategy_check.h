@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fleet/train/distributed_strategy.h"
@@ -15,6 +16,18 @@ struct CheckContext {
   double weight_decay = 0;          ///< the optimizer's own
   bool has_opaque_state = false;    ///< only the optimizer itself can read its state
   bool is_elastic = false;          ///< ranks may be lost and come back (fleetrun --elastic)
+};
+
+/// One check, as each strategy's part of it sees it: `StrategyEntry::check`.
+struct StrategyCheck {
+  void problem(std::string text) { problems.push_back(std::move(text)); }
+  void remark(std::string text) { remarks.push_back(std::move(text)); }
+
+  const DistributedStrategy& asked;
+  const DistributedStrategy& strategy;  ///< what `asked` is resolved to
+  const CheckContext& context;
+  std::vector<std::string> problems = {};  ///< any: the strategy is refused
+  std::vector<std::string> remarks = {};
 };
 
 /// Refuses a strategy that cannot do what it says, with everything that is wrong in one Error:

@@ -11,7 +11,6 @@
 #include "fleet/core/text/format.h"
 #include "fleet/snapshot/hand_over.h"
 #include "fleet/train/layer_wise_optimizer.h"
-#include "fleet/train/local_sgd_options.h"
 #include "fleet/train/strategy_check.h"
 
 namespace fleet {
@@ -22,15 +21,6 @@ int ranks_on_host(const comm::Communicator& comm) {
   const auto& peers = comm.watch()->peers();
   const auto& own = peers.at(static_cast<size_t>(comm.rank())).host_id;
   return static_cast<int>(std::ranges::count(peers, own, &comm::PeerIdentity::host_id));
-}
-
-optim::GradientMerge gradient_merge_of(const DistributedStrategy& strategy) {
-  if (!strategy.gradient_merge) return optim::GradientMerge();
-  const auto& configs = strategy.gradient_merge_configs;
-  return optim::GradientMerge({.k_steps = configs.k_steps,
-                               .avg = configs.avg,
-                               .micro_batch_size = configs.micro_batch_size,
-                               .drop_last = configs.drop_last});
 }
 
 }  // namespace
@@ -50,7 +40,9 @@ TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
   for (const auto& remark : remarks) log::info("strategy", remark);
 
   const auto& model = optimizer->model();
-  merge = gradient_merge_of(strategy);
+  if (strategy.gradient_merge) {
+    merge = optim::GradientMerge(gradient_merge_options(strategy.gradient_merge_configs));
+  }
   if (strategy.recompute) {
     memory = std::make_unique<MemoryStrategy>(strategy.recompute_configs, ranks_on_host(*comm));
   } else {
@@ -68,6 +60,9 @@ TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
                                                  comm->size());
   build_parallel();
   build_local_sgd();
+  for (const auto& entry : strategies()) {
+    if (auto hook = entry.make_hook ? entry.make_hook(*this) : nullptr) attach(std::move(hook));
+  }
 }
 
 void TrainingStack::build_parallel() {
@@ -98,6 +93,15 @@ void TrainingStack::build_local_sgd() {
   if (const auto& counts = optimizer->span_updates(); counts.defined()) state.push_back(counts);
   local = std::make_unique<LocalSgd>(*arena, optimizer->model(), comm, local_sgd_options(strategy),
                                      std::move(state));
+}
+
+void TrainingStack::attach(std::shared_ptr<UpdateHook> hook) {
+  const std::string name(hook ? hook->name() : "");
+  if (name.empty() || std::ranges::find(hooks, name, &UpdateHook::name) != hooks.end()) {
+    throw UsageError("hook", format("the name '{}' of a hook is empty, or taken", name),
+                     "give each hook a name of its own: its state is kept under it in snapshots");
+  }
+  hooks.push_back(std::move(hook));
 }
 
 std::string TrainingStack::forward_strategies() const {

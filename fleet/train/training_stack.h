@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fleet/comm/communicator.h"
 #include "fleet/core/parameter_arena.h"
@@ -19,6 +20,7 @@
 #include "fleet/train/mixed_precision.h"
 #include "fleet/train/plain_memory.h"
 #include "fleet/train/training_counters.h"
+#include "fleet/train/update_hook.h"
 
 namespace fleet {
 
@@ -48,6 +50,9 @@ struct TrainingStack {
   /// Ranks that skipped an update, or had fewer batches, continue with the others' schedule.
   void follow(const SyncReport& sync);
 
+  /// Called after the hooks that are there; a name that is taken is an Error.
+  void attach(std::shared_ptr<UpdateHook> hook);
+
   /// For snapshots; see DistributedOptimizer::counters.
   TrainingCounters counters() const;
   void set_counters(const TrainingCounters& counters);
@@ -66,6 +71,7 @@ struct TrainingStack {
   std::unique_ptr<LossNormalizer> normalizer;
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
+  std::vector<std::shared_ptr<UpdateHook>> hooks;
   int64_t calls = 0;
   int64_t own_attempts = 0;
   double total_seconds = 0;

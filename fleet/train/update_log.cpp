@@ -57,18 +57,4 @@ void UpdateLog::stragglers(const std::vector<double>& seconds, int64_t updates) 
   for (const auto& line : stragglers_.observe(seconds, updates)) log::warn("straggler", line);
 }
 
-void UpdateLog::trust_ratios() const {
-  const auto& strategy = stack_.strategy;
-  if (!strategy.lars && !strategy.lamb) return;
-  const int every =
-      strategy.lars ? strategy.lars_configs.log_every : strategy.lamb_configs.log_every;
-  if (every == 0 || stack_.updates() % every != 0) return;
-  for (const auto& item : stack_.optimizer->trust_ratios()) {
-    log::info(strategy.lars ? "lars" : "lamb",
-              format("update {}: {} trust ratio {:.6g} (|p| {:.6g}, |{}| {:.6g})", stack_.updates(),
-                     item.name, item.ratio, item.value_norm, strategy.lars ? "g" : "u",
-                     item.update_norm));
-  }
-}
-
 }  // namespace fleet

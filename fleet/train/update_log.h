@@ -22,8 +22,6 @@ class UpdateLog {
   void kept_apart();
   /// Seconds of compute by rank, means over `updates` of them.
   void stragglers(const std::vector<double>& seconds, int64_t updates);
-  /// Of LARS and LAMB, every `log_every` updates.
-  void trust_ratios() const;
 
  private:
   const TrainingStack& stack_;

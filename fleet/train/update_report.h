@@ -35,6 +35,12 @@ struct UpdateReport {
   double total_seconds = 0;                  // of all calls so far
   double exposed_communication_s = 0;        // part of `seconds` spent waiting for other ranks
   MemoryReport memory = {};
+
+  /// Adds the micro-batch that `loss` and `weight` are about to `own_loss` and `own_weight`.
+  void count_own();
 };
+
+/// Prints the guide's step line on rank 0.
+void log_step(const UpdateReport& report);
 
 }  // namespace fleet

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each application learns its synthetic task, on samples that it has not seen; runs in bf16; drops
-// in training alone.
+// What holds for every application of applications.cpp, at the size of its trial: it learns its
+// synthetic task, on samples that it has not seen; recomputes as it trains plainly; runs in bf16;
+// drops in training alone.
 #include <ATen/ops/_unique.h>
 #include <gtest/gtest.h>
 
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/applications.h"
 #include "fleet/optim/adam.h"
 #include "fleet/precision/autocast.h"
+#include "fleet/train/distributed_optimizer.h"
 
 namespace fleet::applications {
 namespace {
@@ -16,20 +18,21 @@ struct Learned {
   double after = 0;
 };
 
-// The loss on samples that training does not see, before and after `steps` updates.
-template <typename Model, typename Draw>
-Learned learn(Model& model, int64_t steps, double lr, Draw&& draw) {
+// The loss on samples that training does not see, before and after `updates`; `loss` is that of the
+// batch with a seed.
+template <typename LossOfSeed>
+Learned learn(const ModelHandle& model, int64_t updates, double lr, LossOfSeed&& loss) {
   optim::Adam adam(model, {.lr = lr});
   ParameterArena arena(model);
   adam.bind(arena);
   const auto measure = [&] {
     const torch::NoGradGuard no_grad;
-    return torch::Tensor(model.loss(draw(1'000'000))).item<double>();
+    return mean_of(loss(1'000'000)).template item<double>();
   };
   Learned result{.before = measure()};
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = 0; step < updates; ++step) {
     arena.begin_window();
-    torch::Tensor(model.loss(draw(step))).backward();
+    mean_of(loss(step)).backward();
     arena.end_window();
     adam.step();
   }
@@ -39,139 +42,110 @@ Learned learn(Model& model, int64_t steps, double lr, Draw&& draw) {
   return result;
 }
 
-TEST(LearningTest, Resnet) {
+std::vector<std::string> names_of_all() {
+  std::vector<std::string> names;
+  for (const auto& application : all_applications()) names.emplace_back(application.name);
+  return names;
+}
+
+class EveryApplicationTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  EveryApplicationTest()
+      : application_(*std::ranges::find(all_applications(), GetParam(), &ApplicationEntry::name)) {
+    torch::manual_seed(1);
+  }
+
+  const ApplicationEntry& application_;
+  const Trial& trial_ = application_.trial;
+};
+INSTANTIATE_TEST_SUITE_P(, EveryApplicationTest, ::testing::ValuesIn(names_of_all()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(EveryApplicationTest, LearnsItsSyntheticTask) {
+  const auto model = trial_.make({.dropout = false});
+  const auto learned = learn(model.module, trial_.updates, trial_.lr,
+                             [&](int64_t seed) { return model.loss(trial_.samples, seed); });
+  EXPECT_GT(learned.before, trial_.first_loss);
+  EXPECT_LT(learned.after, trial_.last_loss);
+}
+
+TEST_P(EveryApplicationTest, RecomputeAtItsCheckpointsIsPlainTraining) {
+  std::vector<int64_t> segments;
+  const auto losses = [&](bool recompute) {
+    torch::manual_seed(2);
+    const auto model = trial_.make({});
+    DistributedStrategy strategy{.recompute = recompute};
+    if (recompute) strategy.recompute_configs = {.checkpoints = model.checkpoints};
+    auto optimizer = distributed_optimizer(optim::Adam(model.module, {.lr = trial_.lr}), strategy);
+    std::vector<double> seen;
+    for (int64_t step = 0; step < 3; ++step) {
+      const auto report = optimizer.minimize([&] { return model.loss(8, step); });
+      seen.push_back(report.loss);
+      segments.push_back(report.memory.segments);
+    }
+    return seen;
+  };
+  const auto plain = losses(false);
+  EXPECT_EQ(losses(true), plain);
+  EXPECT_EQ(segments[2], 0);
+  EXPECT_GT(segments[5], 0) << "nothing was recomputed";
+}
+
+TEST_P(EveryApplicationTest, DropsInTrainingAlone) {
+  const auto model = trial_.make({});
+  const auto loss = [&] { return mean_of(model.loss(8, 1)).item<double>(); };
+  EXPECT_EQ(loss() != loss(), application_.has_dropout);
+  model.module->eval();
+  EXPECT_EQ(loss(), loss());
+}
+
+TEST_P(EveryApplicationTest, RunsInBf16) {
+  const auto model = trial_.make({});
+  for (auto& parameter : model.module->parameters()) parameter.data().mul_(2);  // scores are small
+  model.module->eval();
+  const auto expected = mean_of(model.loss(8, 1)).item<double>();
+  const precision::Autocast autocast;
+  torch::Tensor loss;
+  {
+    const precision::AutocastScope scope(autocast);
+    loss = mean_of(model.loss(8, 1));
+  }
+  EXPECT_NE(loss.item<double>(), expected);
+  EXPECT_NEAR(loss.item<double>() / expected, 1, 0.02);
+  loss.backward();
+  for (const auto& item : model.module->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    EXPECT_TRUE(item.value().grad().isfinite().all().item<bool>()) << item.key();
+  }
+}
+
+TEST_P(EveryApplicationTest, MetricsAreThoseOfTheLoss) {
+  const auto model = trial_.make({});
+  model.module->eval();
+  EXPECT_FLOAT_EQ(model.loss_of_metrics(8, 1).item<float>(),
+                  mean_of(model.loss(8, 1)).item<float>());
+}
+
+TEST_P(EveryApplicationTest, PresetsHaveNamesOfTheirOwnAndCheckpoints) {
+  ASSERT_FALSE(application_.presets.empty());
+  for (const auto& preset : application_.presets) {
+    EXPECT_EQ(&preset_named(preset.name).preset, &preset) << preset.name;
+    EXPECT_FALSE(preset.make({.device = torch::kMeta}).checkpoints.empty()) << preset.name;
+  }
+}
+
+TEST(LearningTest, ResnetNamesImagesThatItHasNotSeen) {
   torch::manual_seed(1);
   Resnet model(
       ResnetOptions{.blocks = {1, 1, 1, 1}, .bottleneck = false, .classes = 8, .width = 8});
-  const auto learned = learn(model, 30, 3e-3, [&](int64_t seed) {
-    return synthetic_batch(model.options(), 32, seed, 32);
+  const auto learned = learn(model, 30, 3e-3, [&](int64_t seed) -> Loss {
+    return model.loss(synthetic_batch(model.options(), 32, seed, 32));
   });
   EXPECT_GT(learned.before, 1.8);
   EXPECT_LT(learned.after, 0.5);
   const auto metrics = model.metrics(synthetic_batch(model.options(), 64, 77, 32));
   EXPECT_GT(metrics.acc1.item<double>(), 0.9);
   EXPECT_GE(metrics.acc5.item<double>(), metrics.acc1.item<double>());
-}
-
-TEST(LearningTest, Vgg) {
-  torch::manual_seed(1);
-  Vgg model(VggOptions{.stages = {{8}, {16}, {32, 32}},
-                       .batch_norm = true,
-                       .pooled = 2,
-                       .hidden = 128,
-                       .classes = 8,
-                       .dropout = 0});
-  const auto learned = learn(model, 45, 1e-2, [&](int64_t seed) {
-    return synthetic_batch(model.options(), 32, seed, 32);
-  });
-  EXPECT_GT(learned.before, 1.8);
-  EXPECT_LT(learned.after, 0.5);
-}
-
-TEST(LearningTest, Bert) {
-  torch::manual_seed(1);
-  Bert model(BertOptions{.vocab = 36,
-                         .hidden = 64,
-                         .layers = 2,
-                         .heads = 4,
-                         .intermediate = 128,
-                         .max_positions = 32,
-                         .hidden_dropout = 0,
-                         .attention_dropout = 0});
-  const auto learned = learn(model, 30, 5e-3, [&](int64_t seed) {
-    return synthetic_batch(model.options(), 64, seed, 32);
-  });
-  EXPECT_GT(learned.before, 4);
-  EXPECT_LT(learned.after, 2);
-}
-
-TEST(LearningTest, Transformer) {
-  torch::manual_seed(1);
-  Transformer model(TransformerOptions{.source_vocab = 16,
-                                       .target_vocab = 16,
-                                       .width = 64,
-                                       .feed_forward = 128,
-                                       .heads = 4,
-                                       .encoder_layers = 1,
-                                       .decoder_layers = 1,
-                                       .dropout = 0,
-                                       .label_smoothing = 0});
-  const auto learned = learn(model, 100, 5e-3, [&](int64_t seed) {
-    return synthetic_batch(model.options(), 64, seed, 8);
-  });
-  EXPECT_GT(learned.before, 2.5);
-  EXPECT_LT(learned.after, 1);
-}
-
-// Small ones of all four, with dropout.
-template <typename Check>
-void for_each_application(Check&& check) {
-  torch::manual_seed(1);
-  {
-    SCOPED_TRACE("resnet");
-    const Resnet model(ResnetOptions{.blocks = {1, 1, 1, 1}, .classes = 10, .width = 8});
-    check(model, synthetic_batch(model.options(), 8, 1, 64), /*has_dropout=*/false);
-  }
-  {
-    SCOPED_TRACE("vgg");
-    const Vgg model(VggOptions{.stages = {{8}, {16}}, .pooled = 2, .hidden = 64, .classes = 10});
-    for (auto& parameter : model.parameters()) parameter.data().mul_(4);  // scores start near zero
-    check(model, synthetic_batch(model.options(), 8, 1, 32), /*has_dropout=*/true);
-  }
-  {
-    SCOPED_TRACE("bert");
-    const Bert model(BertOptions{
-        .vocab = 36, .hidden = 64, .layers = 2, .heads = 4, .intermediate = 128, .init_std = 0.1});
-    check(model, synthetic_batch(model.options(), 8, 1, 32), /*has_dropout=*/true);
-  }
-  {
-    SCOPED_TRACE("transformer");
-    const Transformer model(TransformerOptions{.source_vocab = 30,
-                                               .target_vocab = 30,
-                                               .width = 64,
-                                               .feed_forward = 128,
-                                               .heads = 4,
-                                               .encoder_layers = 1,
-                                               .decoder_layers = 1});
-    check(model, synthetic_batch(model.options(), 8, 1, 12), /*has_dropout=*/true);
-  }
-}
-
-TEST(ApplicationTest, DropsInTrainingAlone) {
-  for_each_application([](const auto& model, const auto& batch, bool has_dropout) {
-    const auto loss = [&] { return torch::Tensor(model.loss(batch)).item<double>(); };
-    EXPECT_EQ(loss() != loss(), has_dropout);
-    model.ptr()->eval();
-    EXPECT_EQ(loss(), loss());
-  });
-}
-
-TEST(ApplicationTest, RunsInBf16) {
-  const precision::Autocast autocast;
-  for_each_application([&](const auto& model, const auto& batch, bool) {
-    model.ptr()->eval();
-    const auto expected = torch::Tensor(model.loss(batch)).item<double>();
-    torch::Tensor loss;
-    {
-      const precision::AutocastScope scope(autocast);
-      loss = model.loss(batch);
-    }
-    EXPECT_NE(loss.template item<double>(), expected);
-    EXPECT_NEAR(loss.template item<double>() / expected, 1, 0.02);
-    loss.backward();
-    for (const auto& item : model->named_parameters()) {
-      ASSERT_TRUE(item.value().grad().defined()) << item.key();
-      EXPECT_TRUE(item.value().grad().isfinite().all().template item<bool>()) << item.key();
-    }
-  });
-}
-
-TEST(ApplicationTest, MetricsAreThoseOfTheLoss) {
-  for_each_application([](const auto& model, const auto& batch, bool) {
-    model.ptr()->eval();
-    EXPECT_FLOAT_EQ(model.metrics(batch).loss.template item<float>(),
-                    torch::Tensor(model.loss(batch)).item<float>());
-  });
 }
 
 TEST(SyntheticTest, FollowsFromItsArgumentsAlone) {

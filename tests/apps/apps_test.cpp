@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "fleet/applications/applications.h"
 #include "fleet/core/text/format.h"
 #include "fleet/data/images/synthetic_images.h"
 
@@ -314,33 +315,64 @@ TEST(AppsTest, MistakesAreNamed) {
   EXPECT_TRUE(says(images_text, "error: [data] ", "/nowhere/train"));
 }
 
-TEST(AppsTest, HelpEndsWithTwoCommandsOfThisProgram) {
-  for (const char* app : {"bert", "resnet50", "transformer", "vgg16"}) {
-    const auto text = output_of(app, {"--help"});
-    const auto examples = text.substr(text.find("\nExamples:\n"));
-    EXPECT_TRUE(says(examples, "\n  " + beside(app) + " --",
-                     "\n  fleetrun --nproc_per_node 2 " + beside(app) + " --"));
-    for (const char* flag : {"--lr", "--batch_size", "--epochs", "--seed", "--strategy", "--data",
-                             "--max_updates", "--snapshot_dir"}) {
-      EXPECT_TRUE(says(text, format("\n  {} ", flag))) << app;
+// What holds for the program of every application.
+class EveryProgramTest : public testing::TestWithParam<std::string> {
+ protected:
+  EveryProgramTest() {
+    for (const auto& application : applications::all_applications()) {
+      if (application.trial.program != GetParam()) continue;
+      flags_ = application.trial.flags;
+      is_text_ = application.samples == applications::SampleKind::kTokens;
     }
+  }
+
+  const std::string program_ = GetParam();
+  Words flags_;  // for a small model
+  bool is_text_ = false;
+};
+
+Words all_programs() {
+  Words programs;
+  for (const auto& application : applications::all_applications()) {
+    programs.emplace_back(application.trial.program);
+  }
+  return programs;
+}
+INSTANTIATE_TEST_SUITE_P(, EveryProgramTest, testing::ValuesIn(all_programs()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(EveryProgramTest, TrainsAndTestsOnTwoRanks) {
+  const auto text = output_of_two_ranks(
+      program_, joined(flags_, {"--samples=128", "--batch_size=16", "--log_every=1",
+                                "--max_updates=3", "--recompute"}));
+  EXPECT_EQ(numbers(text, kStepLine).size(), 3U) << text;
+  EXPECT_TRUE(says(text, "[batch] global batch 32 = micro-batch 16 x 1 accumulated x 2 ranks",
+                   "[recompute] a forward has ", "\n[test] epoch 0: "));
+}
+
+TEST_P(EveryProgramTest, HelpEndsWithTwoCommandsOfThisProgram) {
+  const auto text = output_of(program_, {"--help"});
+  const auto examples = text.substr(text.find("\nExamples:\n"));
+  EXPECT_TRUE(says(examples, "\n  " + beside(program_) + " --",
+                   "\n  fleetrun --nproc_per_node 2 " + beside(program_) + " --"));
+  for (const char* flag : {"--lr", "--batch_size", "--epochs", "--seed", "--strategy", "--data",
+                           "--max_updates", "--snapshot_dir"}) {
+    EXPECT_TRUE(says(text, format("\n  {} ", flag)));
   }
 }
 
-TEST(AppsTest, FlagsOfAnotherOptimizerAreNoFlags) {
+TEST_P(EveryProgramTest, FlagsOfAnotherOptimizerAreNoFlags) {
   const Words momentum = {"momentum"}, adam = {"beta1", "beta2", "epsilon"};
-  for (const char* app : {"bert", "resnet50", "transformer", "vgg16"}) {
-    const bool is_adam = app == std::string("bert") || app == std::string("transformer");
-    const auto text = output_of(app, {"--help"});
-    for (const auto& name : is_adam ? adam : momentum) {
-      EXPECT_TRUE(says(text, format("\n  --{} ", name))) << app;
-    }
-    for (const auto& name : is_adam ? momentum : adam) {
-      EXPECT_EQ(text.find("--" + name), text.npos) << app;
-      const auto [code, error] = failure_of(app, {"--" + name, "0.5"});
-      EXPECT_EQ(code, 2);
-      EXPECT_TRUE(says(error, format("--{}: this program does not read it", name))) << app;
-    }
+  const auto text = output_of(program_, {"--help"});
+  const bool is_adam = is_text_;  // images are trained with Momentum
+  for (const auto& name : is_adam ? adam : momentum) {
+    EXPECT_TRUE(says(text, format("\n  --{} ", name)));
+  }
+  for (const auto& name : is_adam ? momentum : adam) {
+    EXPECT_EQ(text.find("--" + name), text.npos);
+    const auto [code, error] = failure_of(program_, {"--" + name, "0.5"});
+    EXPECT_EQ(code, 2);
+    EXPECT_TRUE(says(error, format("--{}: this program does not read it", name)));
   }
 }
 

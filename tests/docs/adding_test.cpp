@@ -7,6 +7,7 @@
 #include "docs/adding/ema.h"
 #include "docs/adding/lion.h"
 #include "docs/adding/mlp.h"
+#include "tests/data/temporary_folder.h"
 
 namespace adding {
 namespace {
@@ -121,18 +122,18 @@ TEST(LionTest, WrongOptionsComeInOneError) {
 TEST(EmaTest, FollowsTheFormula) {
   auto net = make_net();
   auto optimizer = fleet::distributed_optimizer(Lion(net, {.lr = 0.01}));
-  Ema ema(net, {.decay = 0.4});
+  const auto ema = std::make_shared<Ema>(net, EmaOptions{.decay = 0.4});
+  optimizer.attach(ema);
   auto expected = values(net);
   const auto batch = make_batch(6);
   for (int n = 1; n <= 6; ++n) {
     optimizer.minimize(batch, loss_of(net));
-    ema.after_update();
     const double decay = std::min(0.4, (1.0 + n) / (10.0 + n));
     const auto now = values(net);
     for (size_t i = 0; i < now.size(); ++i)
       expected[i] = decay * expected[i] + (1 - decay) * now[i];
   }
-  const Ema::Scope averaged(ema);
+  const Ema::Scope averaged(*ema);
   const auto actual = values(net);
   for (size_t i = 0; i < actual.size(); ++i) {
     EXPECT_TRUE(torch::allclose(actual[i], expected[i], 1e-5, 1e-7));
@@ -144,14 +145,13 @@ TEST(EmaTest, TrainingIsTheSameWithEvaluationsInBetween) {
   const auto train = [&](bool evaluate, const fleet::DistributedStrategy& strategy) {
     auto net = make_net();
     auto optimizer = fleet::distributed_optimizer(Lion(net, {.lr = 0.01}), strategy);
-    Ema ema(net, {.decay = 0.9});
+    optimizer.attach(std::make_shared<Ema>(net, EmaOptions{.decay = 0.9}));
     for (int i = 0; i < 4; ++i) {
       optimizer.minimize(batch, [&](const fleet::Batch& b) {
         const auto dtype = net->parameters()[0].scalar_type();
         return (net->forward(b.data.to(dtype)) - b.target).square().mean();
       });
-      ema.after_update();
-      if (evaluate) const Ema::Scope averaged(ema);
+      if (evaluate) const Ema::Scope averaged(*optimizer.hook<Ema>());
     }
     return values(net);
   };
@@ -163,6 +163,29 @@ TEST(EmaTest, TrainingIsTheSameWithEvaluationsInBetween) {
   }
 }
 
+TEST(EmaTest, SnapshotsHoldTheAverages) {
+  const fleet::TemporaryFolder folder;
+  const auto averages_after = [&](int begin, int end, const fleet::SnapshotOptions& options) {
+    auto net = make_net();
+    auto optimizer = fleet::distributed_optimizer(Lion(net, {.lr = 0.01}));
+    optimizer.attach(std::make_shared<Ema>(net, EmaOptions{.decay = 0.9}));
+    fleet::Snapshots snapshots(optimizer, options);
+    EXPECT_EQ(optimizer.updates(), begin);
+    for (int i = begin; i < end; ++i) {
+      optimizer.minimize(make_batch(6, static_cast<uint64_t>(i)), loss_of(net));
+      snapshots.after_update();
+    }
+    snapshots.finish();
+    const Ema::Scope averaged(*optimizer.hook<Ema>());
+    return values(net);
+  };
+  const fleet::SnapshotOptions saved{.snapshot_dir = folder.path(), .save_every = 3};
+  const auto whole = averages_after(0, 6, {});
+  averages_after(0, 3, saved);
+  const auto resumed = averages_after(3, 6, saved);
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(torch::equal(whole[i], resumed[i])) << i;
+}
+
 TEST(EmaTest, OptionsAreFlags) {
   EmaOptions options;
   const std::array good = {"train", "--decay", "0.5"};
@@ -170,6 +193,28 @@ TEST(EmaTest, OptionsAreFlags) {
   EXPECT_EQ(options.decay, 0.5);
   const std::array bad = {"train", "--decay", "1"};
   EXPECT_THROW(fleet::parse_train_configs(bad.size(), bad.data(), options), fleet::UsageError);
+}
+
+TEST(MlpTest, ItsTrialLearns) {
+  const auto trial = mlp_application().trial;
+  torch::manual_seed(1);
+  const auto model = trial.make({});
+  auto optimizer = fleet::distributed_optimizer(fleet::optim::Adam(model.module, {.lr = trial.lr}));
+  const auto unseen = [&] {
+    return fleet::mean_of(model.loss(trial.samples, 1'000'000)).item<double>();
+  };
+  EXPECT_GT(unseen(), trial.first_loss);
+  for (int64_t step = 0; step < trial.updates; ++step) {
+    optimizer.minimize([&] { return model.loss(trial.samples, step); });
+  }
+  EXPECT_LT(unseen(), trial.last_loss);
+}
+
+TEST(MlpTest, PresetsAreMadeWithoutMemory) {
+  const auto model = mlp_application().presets[0].make({.outputs = 7, .device = torch::kMeta});
+  EXPECT_TRUE(model.module->parameters()[0].is_meta());
+  EXPECT_EQ(model.module->parameters().back().size(0), 7);
+  EXPECT_TRUE(fleet::mean_of(model.loss(3, 1)).is_meta());
 }
 
 TEST(MlpTest, RecomputeAtItsCheckpointsIsPlainTraining) {

@@ -4,7 +4,7 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
-#include "fleet/applications/resnet.h"
+#include "fleet/applications/applications.h"
 #include "fleet/core/error.h"
 #include "fleet/io/weights.h"
 
@@ -72,7 +72,7 @@ TEST_F(ConvertTest, NeverOverwritesWhatItReads) {
 }
 
 TEST_F(ConvertTest, KnowsEveryModelByName) {
-  for (const auto name : model_names()) {
+  for (const auto name : applications::preset_names()) {
     const ModelHandle model(model_without_numbers(std::string(name), 0, 0));
     ASSERT_FALSE(model.parameters().empty()) << name;
     EXPECT_TRUE(model.parameters().front().tensor.is_meta()) << name;

@@ -6,13 +6,13 @@
 
 #include <gtest/gtest.h>
 
+#include "fleet/applications/applications.h"
 #include "fleet/core/error.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/fleet_tool/output_of.h"
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
-#include "tools/fleet/models.h"
 #include "tools/fleet/plan_model.h"
 #include "tools/fleet/plan_picture.h"
 
@@ -44,9 +44,7 @@ TEST(PlanTest, LargestBatchesAreJustThat) {
 
 // What `fleet convert` knows by name, and what programs can train.
 TEST(PlanTest, KnowsEveryApplication) {
-  const auto names = planned_models();
-  for (const auto name : model_names()) {
-    ASSERT_NE(std::ranges::find(names, name), names.end()) << name;
+  for (const auto name : applications::preset_names()) {
     PlanModel model({.name = std::string(name),
                      .seq = 16,
                      .image = 32,

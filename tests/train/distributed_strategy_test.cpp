@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <random>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -171,6 +172,17 @@ TEST(DistributedStrategyTest, NoFieldIsBothHereAndAbsent) {
   for (const auto& field : fields_of(&strategy).fields) {
     if (field.nested()) expect_apart(*field.view(&strategy).list);
   }
+}
+
+TEST(DistributedStrategyTest, EveryStrategyWithConfigsHasARow) {
+  std::set<std::string_view> switches, rows;
+  for (const Field& field : fields_of(static_cast<const DistributedStrategy*>(nullptr)).fields) {
+    if (configs_of(field.name)) switches.insert(field.name);
+  }
+  for (const auto& entry : strategies()) {
+    EXPECT_TRUE(rows.insert(entry.name).second) << entry.name << " has two rows";
+  }
+  EXPECT_EQ(rows, switches);
 }
 
 TEST(DistributedStrategyTest, AutoWithLocalSgdIsAdaptive) {

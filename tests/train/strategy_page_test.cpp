@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -12,19 +13,27 @@
 namespace fleet {
 namespace {
 
-// docs/strategy.md holds rows made from the field lists: what changes there must change on the
-// page. A failure prints the row that the page should have.
+// docs/strategy.md, or the strategy's own page in docs/strategies, holds rows made from the field
+// lists: what changes there must change on the page. A failure prints the row that is missing.
 class StrategyPageTest : public testing::Test {
  protected:
   StrategyPageTest() {
-    std::ifstream page(FLEET_SOURCE_DIR "/docs/strategy.md");
+    const std::filesystem::path docs(FLEET_SOURCE_DIR "/docs");
+    add(docs / "strategy.md");
+    for (const auto& entry : std::filesystem::directory_iterator(docs / "strategies")) {
+      if (entry.path().extension() == ".md") add(entry.path());
+    }
+  }
+
+  void add(const std::filesystem::path& page) {
     std::ostringstream text;
-    text << page.rdbuf();
-    page_ = text.str();
+    text << std::ifstream(page).rdbuf();
+    pages_ += text.str();
   }
 
   void expect_row(const std::string& row) {
-    EXPECT_NE(page_.find(row + "\n"), std::string::npos) << "missing row: " << row;
+    EXPECT_NE(pages_.find(row + "\n"), std::string::npos)
+        << "missing row, in docs/strategy.md or docs/strategies: " << row;
   }
 
   void expect_rows_of(OptionsView defaults) {
@@ -38,7 +47,7 @@ class StrategyPageTest : public testing::Test {
     }
   }
 
-  std::string page_;
+  std::string pages_;
 };
 
 TEST_F(StrategyPageTest, HasARowForEveryField) {

@@ -5,6 +5,7 @@
 
 #include <torch/nn/module.h>
 
+#include "fleet/applications/applications.h"
 #include "fleet/core/error.h"
 #include "fleet/core/options/command_line.h"
 #include "fleet/core/text/byte_size.h"
@@ -34,7 +35,8 @@ const FieldList& fields_of(const ConvertOptions*) {
   static const FieldList list{
       .area = "convert",
       .fields = {
-          field<&C::model>("model", "whose names and shapes are expected").one_of(model_names()),
+          field<&C::model>("model", "whose names and shapes are expected")
+              .one_of(applications::preset_names()),
           field<&C::from>("from", "safetensors file of transformers, torchvision or Fleet"),
           field<&C::to>("to", "file to write; without it, the names are only checked"),
           field<&C::dtype>("dtype", "of the floating-point numbers that are written")

@@ -3,8 +3,6 @@
 
 #include <memory>
 #include <string>
-#include <string_view>
-#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -12,11 +10,9 @@ class Module;
 
 namespace fleet::tool {
 
-/// "bert-base", "bert-large", "resnet18", ...
-std::vector<std::string_view> model_names();
-
-/// The model of that name on the meta device: names and shapes, no numbers. `vocab` and `classes`
-/// take the place of the model's own when above 0; a model without such a size refuses them.
+/// One of applications::preset_names() on the meta device: names and shapes, no numbers. `vocab`
+/// and `classes` take the place of the model's own when above 0; a model without such a size
+/// refuses them.
 std::shared_ptr<torch::nn::Module> model_without_numbers(const std::string& name, int64_t vocab,
                                                          int64_t classes);
 

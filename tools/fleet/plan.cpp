@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "fleet/applications/applications.h"
 #include "fleet/core/error.h"
 #include "fleet/core/options/command_line.h"
 #include "fleet/core/text/byte_size.h"
@@ -48,7 +49,7 @@ const FieldList& fields_of(const PlanCommandOptions*) {
   static const FieldList list{
       .area = "plan",
       .fields = {
-          field<&P::model>("model", "which to plan for").one_of(planned_models()),
+          field<&P::model>("model", "which to plan for").one_of(applications::preset_names()),
           field<&P::seq>("seq",
                          "length of a sample of text; a Transformer's source and target each")
               .at_least(8)

@@ -7,12 +7,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "fleet/applications/bert.h"
-#include "fleet/applications/resnet.h"
-#include "fleet/applications/synthetic.h"
-#include "fleet/applications/transformer.h"
-#include "fleet/applications/vgg.h"
-#include "fleet/core/error.h"
+#include "fleet/applications/applications.h"
 #include "fleet/memory/plan/meta_profile.h"
 #include "fleet/memory/plan/planner.h"
 
@@ -21,83 +16,6 @@ namespace {
 
 namespace apps = applications;
 using memory::Plan;
-
-// Its parameters, and the loss of a batch of so many samples.
-struct Net {
-  std::vector<torch::Tensor> parameters;
-  std::function<torch::Tensor(int64_t samples)> loss;
-};
-
-Net bert(apps::BertOptions options, const PlanModelOptions& plan) {
-  options.device = torch::kMeta;
-  options.max_positions = std::max(options.max_positions, plan.seq);
-  apps::Bert model(options);
-  if (plan.is_bf16) model->to(torch::kBFloat16);
-  return {model.parameters(), [model, options, seq = plan.seq](int64_t samples) {
-            return model.loss(apps::synthetic_batch(options, samples, 1, seq));
-          }};
-}
-
-// ResNet and VGG.
-template <typename Application>
-Net images(Application model, const PlanModelOptions& plan) {
-  if (plan.is_bf16) model->to(torch::kBFloat16);
-  return {model.parameters(), [model, side = plan.image, is_bf16 = plan.is_bf16](int64_t samples) {
-            auto batch = apps::synthetic_batch(model.options(), samples, 1, side);
-            if (is_bf16) batch.data = batch.data.to(torch::kBFloat16);
-            return model.loss(batch);
-          }};
-}
-
-// Source and target have as many tokens.
-Net transformer(apps::TransformerOptions options, const PlanModelOptions& plan) {
-  options.device = torch::kMeta;
-  options.max_positions = std::max(options.max_positions, plan.seq + 1);
-  apps::Transformer model(options);
-  if (plan.is_bf16) model->to(torch::kBFloat16);
-  return {model.parameters(), [model, options, seq = plan.seq](int64_t samples) {
-            return model.loss(apps::synthetic_batch(options, samples, 1, seq));
-          }};
-}
-
-constexpr auto kMeta = torch::kMeta;
-
-struct Named {
-  std::string_view name;
-  bool is_text;
-  Net (*make)(const PlanModelOptions& options);
-};
-
-constexpr Named kModels[] = {
-    {"bert-base", true, [](const PlanModelOptions& o) { return bert({}, o); }},
-    {"bert-large", true,
-     [](const PlanModelOptions& o) { return bert(apps::bert_large_options(), o); }},
-    {"resnet18", false,
-     [](const PlanModelOptions& o) { return images(apps::Resnet18({.device = kMeta}), o); }},
-    {"resnet50", false,
-     [](const PlanModelOptions& o) { return images(apps::Resnet50({.device = kMeta}), o); }},
-    {"resnet101", false,
-     [](const PlanModelOptions& o) { return images(apps::Resnet101({.device = kMeta}), o); }},
-    {"resnet152", false,
-     [](const PlanModelOptions& o) { return images(apps::Resnet152({.device = kMeta}), o); }},
-    {"vgg16", false,
-     [](const PlanModelOptions& o) { return images(apps::VGG16({.device = kMeta}), o); }},
-    {"vgg16-bn", false,
-     [](const PlanModelOptions& o) {
-       return images(apps::VGG16({.batch_norm = true, .device = kMeta}), o);
-     }},
-    {"transformer-base", true, [](const PlanModelOptions& o) { return transformer({}, o); }},
-    {"transformer-big", true,
-     [](const PlanModelOptions& o) { return transformer(apps::transformer_big_options(), o); }},
-};
-
-const Named& named(const std::string& name) {
-  for (const auto& model : kModels) {
-    if (model.name == name) return model;
-  }
-  FLEET_ASSERT(false, "no model " + name);
-  return kModels[0];
-}
 
 memory::PlanOptions plan_options(const PlanModel& model, Way way, int64_t budget = 0) {
   memory::PlanOptions options{.budget = budget};
@@ -115,21 +33,21 @@ int64_t least_peak(PlanModel& model, Way way, int64_t samples) {
 
 }  // namespace
 
-std::vector<std::string_view> planned_models() {
-  std::vector<std::string_view> names;
-  for (const auto& model : kModels) names.push_back(model.name);
-  return names;
+bool is_text_model(const std::string& name) {
+  return apps::preset_named(name).application.samples == apps::SampleKind::kTokens;
 }
-
-bool is_text_model(const std::string& name) { return named(name).is_text; }
 
 PlanModel::PlanModel(const PlanModelOptions& options)
     : rates_(options.rates), offload_(options.offload) {
   auto& counter = memory::BudgetAllocator::meta().counter();
   const auto before = counter.live();
-  auto net = named(options.name).make(options);
-  loss_ = std::move(net.loss);
-  for (const auto& parameter : net.parameters) {
+  const auto model =
+      apps::preset_named(options.name)
+          .preset.make({.length = is_text_model(options.name) ? options.seq : options.image,
+                        .device = torch::kMeta,
+                        .dtype = options.is_bf16 ? torch::kBFloat16 : torch::kFloat});
+  loss_ = [loss = model.loss](int64_t samples) { return mean_of(loss(samples, 1)); };
+  for (const auto& parameter : model.module->parameters()) {
     parameters_ += parameter.numel();
     parameter.mutable_grad() = torch::zeros_like(parameter);
     // Adam's two moments; with bf16, the fp32 master and the other half of an fp32 gradient too.

@@ -15,15 +15,13 @@
 
 namespace fleet::tool {
 
-/// "bert-base", "bert-large", "resnet50", ...
-std::vector<std::string_view> planned_models();
 /// Its samples have tokens; otherwise pixels.
 bool is_text_model(const std::string& name);
 
 struct PlanModelOptions {
-  std::string name = "bert-large";
-  int64_t seq = 512;    // tokens, of a model of text
-  int64_t image = 224;  // pixels each way, of a model of images
+  std::string name = "bert-large";  // of applications::preset_names()
+  int64_t seq = 512;                // tokens, of a model of text
+  int64_t image = 224;              // pixels each way, of a model of images
   bool is_bf16 = false;
   memory::MachineRates rates;
   memory::OffloadFile::Speed offload;
