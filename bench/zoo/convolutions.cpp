@@ -82,8 +82,9 @@ struct ConvNext final : ImageNet {
 
 Sequential two_convolutions(int64_t from, int64_t to) {
   const auto relu = torch::nn::ReLU(torch::nn::ReLUOptions(/*inplace=*/true));
-  return {Conv2d(Conv2dOptions(from, to, 3).padding(1).bias(false)), BatchNorm2d(to), relu,
-          Conv2d(Conv2dOptions(to, to, 3).padding(1).bias(false)), BatchNorm2d(to), relu};
+  return Sequential(Conv2d(Conv2dOptions(from, to, 3).padding(1).bias(false)), BatchNorm2d(to),
+                    relu, Conv2d(Conv2dOptions(to, to, 3).padding(1).bias(false)), BatchNorm2d(to),
+                    relu);
 }
 
 struct UNet final : Net {
@@ -141,8 +142,8 @@ struct DenseLayer : torch::nn::Module {
                             Conv2d(Conv2dOptions(4 * growth, growth, 3).padding(1).bias(false)));
   }
   Tensor forward(const std::vector<Tensor>& before) {
-    const auto x = conv1(torch::relu_(norm1(torch::cat(before, 1))));
-    return conv2(torch::relu_(norm2(x)));
+    const auto x = conv1(norm1(torch::cat(before, 1)).relu_());
+    return conv2(norm2(x).relu_());
   }
   BatchNorm2d norm1{nullptr}, norm2{nullptr};
   Conv2d conv1{nullptr}, conv2{nullptr};
@@ -201,8 +202,8 @@ struct Fire : torch::nn::Module {
     three = register_module("three", Conv2d(Conv2dOptions(squeezed, expanded, 3).padding(1)));
   }
   Tensor forward(const Tensor& x) {
-    const auto narrow = torch::relu_(squeeze(x));
-    return torch::cat({torch::relu_(one(narrow)), torch::relu_(three(narrow))}, 1);
+    const auto narrow = squeeze(x).relu_();
+    return torch::cat({one(narrow).relu_(), three(narrow).relu_()}, 1);
   }
   Conv2d squeeze{nullptr}, one{nullptr}, three{nullptr};
 };

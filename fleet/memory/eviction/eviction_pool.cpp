@@ -249,6 +249,12 @@ int64_t EvictionPool::evict_here(int64_t bytes) {
     group.score = seconds / (static_cast<double>(group.bytes) * (distance + tiny));
   }
   std::ranges::sort(all, {}, &Group::score);
+  // The bits of a dropout's mask need room before it is freed.
+  const auto has_results_only = [&](const Group& group) {
+    return std::ranges::all_of(group.candidates, [&](size_t i) { return candidates_[i].is_result; });
+  };
+  const auto first = std::ranges::find_if(all, has_results_only);
+  if (first != all.end()) std::rotate(all.begin(), first, first + 1);
   int64_t freed = 0;
   for (const auto& group : all) {
     if (freed >= bytes) break;
@@ -273,7 +279,6 @@ int64_t EvictionPool::evict(int64_t bytes) {
   auto& registry = Registry::get();
   const std::scoped_lock lock(registry.mutex);
   const UnrecordedScope unrecorded;
-  const NoRefusalScope no_refusal;
   bytes = std::max(bytes, BudgetAllocator::cpu().counter().live() / kAtOnce);
   int64_t freed = 0;
   for (auto* pool : registry.pools) {

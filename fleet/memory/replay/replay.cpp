@@ -208,7 +208,10 @@ class Replay {
     const bool wants_results =
         record.traits->writes ||
         std::ranges::any_of(record.outputs, [&](const auto& o) { return uses_left(o.value); });
-    const bool with_graph = wants_saves && record.state.grad_mode() && !record.mask;
+    // Some ops return more where a gradient will be asked for: the workspace of an LSTM.
+    const bool may_return_more = record.outputs.size() > 1 && !record.traits->is_view;
+    const bool with_graph =
+        (wants_saves || may_return_more) && record.state.grad_mode() && !record.mask;
     std::vector<torch::Tensor> tensors;
     auto stack = stack_of(record, with_graph, tensors);
     // The stack holds them now; the op may free its inputs as early as in the forward.
