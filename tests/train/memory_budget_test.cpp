@@ -61,9 +61,22 @@ TEST(MemoryBudget, WorksWithMergeAndAmp) {
 // Where no plan is enough, parts become smaller.
 TEST(MemoryBudget, BelowTheLeastSplitsTheBatch) {
   const auto plain = train({});
-  const auto ours = train(within(plain.floor + (plain.peak - plain.floor) / 24));
+  auto strategy = within(plain.floor + (plain.peak - plain.floor) / 24);
+  strategy.gradient_merge = true;
+  const auto ours = train(strategy);
   EXPECT_GT(ours.last.micro_batches, 1);
   EXPECT_LE(ours.peak, plain.floor + (plain.peak - plain.floor) / 24);
+}
+
+// Smaller parts would give batch norm other batches: nobody asked for that.
+TEST(MemoryBudget, BatchNormIsNotSplitBehindTheUsersBack) {
+  const auto plain = train({});
+  try {
+    train(within(plain.floor + (plain.peak - plain.floor) / 24));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_TRUE(says(error.what(), "is too small", "takes at least", "set memory_budget to"));
+  }
 }
 
 // The milliseconds that each size of micro-batch takes for a sample by its last plan.
@@ -78,9 +91,8 @@ std::map<int64_t, double> predicted_times(const std::string& text) {
 
 // The size that is kept is no slower by its plan than twice and half of it, and trains as if each
 // update had been asked to use its size.
-TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
-  const auto plain = train({});
-  auto strategy = within(share_of(plain, 0.3));
+void expect_best_size(const Trained& plain, double share, int64_t most) {
+  auto strategy = within(share_of(plain, share));
   strategy.gradient_merge = true;
   Trained chosen;
   const auto text = printed_by([&] { chosen = train(strategy, /*updates=*/24); });
@@ -88,19 +100,20 @@ TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
   const auto size_of = [](int64_t parts) { return 1024 / parts; };
   const auto size = size_of(chosen.last.micro_batches);
   ASSERT_EQ(size * chosen.last.micro_batches, 1024);
-  ASSERT_LT(size, 1024) << "the batch as a whole is slower, with so much to recompute\n" << text;
+  ASSERT_LE(size, most) << text;
   ASSERT_TRUE(times.contains(size)) << text;
   if (times.contains(2 * size)) {
     EXPECT_LE(times.at(size), times.at(2 * size)) << text;
-  } else {
-    EXPECT_TRUE(says(text, format("micro-batches of {} samples did not fit", 2 * size)));
+  } else if (size < 1024) {
+    EXPECT_TRUE(says(text, format("micro-batches of {} samples did not fit", 2 * size)) ||
+                says(text, format("no plan holds a micro-batch of {} samples", 2 * size)) ||
+                says(text, "did not fit", format("at most {}\n", size)));
   }
   if (times.contains(size / 2)) {
     EXPECT_GE(times.at(size / 2), 0.97 * times.at(size)) << text;
   } else if (chosen.last.memory.evicted > 0) {  // otherwise smaller ones cannot be quicker
     EXPECT_TRUE(says(text, format("no plan holds a micro-batch of {} samples", size / 2)));
   }
-  EXPECT_GE(times_in(text, "samples from now on: "), 1) << text;
 
   // Without a budget, by the sizes that were chosen.
   DeepTraining asked{.strategy = {.gradient_merge = true}, .updates = 24};
@@ -117,36 +130,69 @@ TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
   EXPECT_EQ(train(strategy).last.micro_batches, 4);
 }
 
+TEST(MemoryBudget, ChoosesTheSizeOfMicroBatchesWhereMergingIsLeftToIt) {
+  const auto plain = train({});
+  expect_best_size(plain, 0.3, 1024);
+  expect_best_size(plain, 0.12, 512);  // no plan holds the whole batch
+}
+
+// Results of an op that reads borrowed memory cannot be recomputed: only a file frees them.
 TEST(MemoryBudget, CountsOnAFileBelowWhatRecomputeAloneCanDo) {
-  const auto plain = train({}, 4, kManySamples);
-  int64_t staging = 0;  // of the last update
-  const auto minimal_memory = [&](bool offload, double share) {
-    DeepTraining setup{.strategy = within(share_of(plain, share)), .samples = kManySamples};
-    setup.strategy.recompute_configs.enable_offload = offload;
-    setup.before_update = [&](DistributedOptimizer&, int) {
-      for (const auto& use : BudgetAllocator::cpu().counter().largest_tags(SIZE_MAX)) {
-        if (use.name == allocation::kStaging) staging = use.bytes;
-      }
-    };
-    return train_deep(setup);
+  at::set_num_threads(1);
+  constexpr int64_t kWidth = 256, kRows = 2048, kLayers = 12;
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  auto& counter = BudgetAllocator::cpu().counter();
+  std::vector<float> factors(kWidth, 1.01f);
+  struct Run {
+    UpdateReport last;
+    int64_t live = 0, peak = 0;  // of the last update
+    int64_t staging = 0;
+    std::vector<torch::Tensor> values;
   };
-  // The file may bring steps through that are measured then, and need it no longer.
-  double share = 0.35;
-  while (share > 0.1 && minimal_memory(/*offload=*/false, share).last.micro_batches == 1)
-    share -= 0.03;
-  auto offloaded = minimal_memory(/*offload=*/true, share);
-  while (share > 0.1 && offloaded.last.memory.offloaded_bytes == 0) {
-    share -= 0.03;
-    offloaded = minimal_memory(/*offload=*/true, share);
-  }
-  EXPECT_EQ(offloaded.last.micro_batches, 1) << share;
+  const auto run = [&](const DistributedStrategy& strategy) {
+    torch::manual_seed(1);
+    torch::nn::Sequential net;
+    for (int64_t i = 0; i < kLayers; ++i) net->push_back(torch::nn::Linear(kWidth, kWidth));
+    auto optimizer = distributed_optimizer(
+        std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}), strategy);
+    const auto input = torch::randn({kRows, kWidth});
+    Run result;
+    for (int update = 0; update < 5; ++update) {
+      result.live = counter.live();
+      counter.reset_peaks();
+      result.last = optimizer.minimize([&] {
+        auto x = input;
+        for (auto& layer : *net) {
+          x = layer.forward(x).tanh() * torch::from_blob(factors.data(), {kWidth});
+        }
+        return x.square().mean();
+      });
+      result.peak = counter.peak();
+      for (const auto& use : counter.largest_tags(SIZE_MAX)) {
+        if (use.name == allocation::kStaging) result.staging = use.bytes;
+      }
+    }
+    for (const auto& parameter : net->parameters()) {
+      result.values.push_back(parameter.detach().clone());
+    }
+    return result;
+  };
+  const auto plain = run({});
+  const auto budget = plain.live + (plain.peak - plain.live) / 3;
+  auto strategy = within(budget);
+  const auto error = error_message_of<UsageError>([&] { run(strategy); });
+  EXPECT_TRUE(says(error, "is too small", "however much is recomputed"));
+  strategy.recompute_configs.enable_offload = true;
+  const auto offloaded = run(strategy);
   EXPECT_GT(offloaded.last.memory.offloaded_bytes, 0);
   EXPECT_EQ(offloaded.last.memory.offloaded_bytes, offloaded.last.memory.fetched_bytes);
-  // With its staging, a 128th of the budget.
-  EXPECT_LE(offloaded.peak, share_of(plain, share));
-  EXPECT_LE(offloaded.last.memory.predicted_peak, share_of(plain, share));
-  EXPECT_NEAR(static_cast<double>(staging), static_cast<double>(share_of(plain, share)) / 128,
-              4096);
+  EXPECT_LE(offloaded.peak, budget);
+  EXPECT_LE(offloaded.last.memory.predicted_peak, budget);
+  // A 128th of the budget.
+  EXPECT_NEAR(static_cast<double>(offloaded.staging), static_cast<double>(budget) / 128, 4096);
+  for (size_t i = 0; i < plain.values.size(); ++i) {
+    EXPECT_TRUE(offloaded.values[i].equal(plain.values[i])) << i;
+  }
 }
 
 TEST(MemoryBudget, AdaptsToOtherSizes) {
@@ -204,8 +250,10 @@ TEST(MemoryBudget, IsInForceInsideOfMinimizeOnly) {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   auto& counter = BudgetAllocator::cpu().counter();
   auto net = deep_net();
+  auto strategy = within(budget);
+  strategy.gradient_merge = true;
   auto optimizer = distributed_optimizer(
-      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}), within(budget));
+      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}), strategy);
   const auto train_epoch = [&] {
     for (int i = 0; i < 3; ++i) {
       const auto batch = small_batch(1024, i);

@@ -217,15 +217,20 @@ int64_t BudgetPlans::quickest_size(int64_t largest) const {
   const auto seconds_per_sample = [](int64_t samples, const Plan& plan) {
     return plan.predicted_seconds / static_cast<double>(samples);
   };
+  const auto is_hopeless = [&](int64_t samples) {
+    const auto tried = entries_.find(samples);
+    return tried != entries_.end() && tried->second.is_hopeless();
+  };
   for (int64_t samples = largest;;) {
     const auto here = plan(samples);
     const int64_t half = (samples + 1) / 2;
-    if (!here || half == samples || here->predicted_seconds <= here->plain_seconds) return samples;
-    const auto tried = entries_.find(half);
-    if (tried != entries_.end() && tried->second.is_hopeless()) return samples;
+    const bool may_be_slow = here ? here->predicted_seconds > here->plain_seconds
+                                  : is_hopeless(samples);  // evicted on demand, unplanned
+    if (half == samples || !may_be_slow) return samples;
+    if (here && is_hopeless(half)) return samples;
     const auto smaller = plan(half);
-    if (!smaller) return half;
-    if (seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
+    if (!smaller && !is_hopeless(half)) return half;
+    if (here && seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
       return samples;
     }
     samples = half;

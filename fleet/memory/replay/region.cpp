@@ -172,12 +172,13 @@ void Region::hand_over(Region* outer) {
 
 void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask) {
   if (record.traits->name != "aten::dropout" || record.saves != 1 || save != 0) return;
+  if (record.mask) return;
+  // The rng state stays: a mask may be evicted while its op is replayed.
   try {
     record.mask = MaskBits::of(mask);
   } catch (const c10::OutOfMemoryError&) {
     return;  // then it is recomputed from the rng state
   }
-  if (record.mask) record.rng_state.reset();
 }
 
 // For a gradient that is taken inside the forward: all records so far.
