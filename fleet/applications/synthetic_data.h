@@ -9,8 +9,8 @@
 
 namespace fleet::applications {
 
-// The tasks of `synthetic_batch` as data sets, which loaders shuffle and share out over the ranks. Sample
-// n of a task is always the same; those to test with are others of the same task.
+// The tasks of `synthetic_batch` as data sets, which loaders shuffle and share out over the ranks.
+// Sample n of a task is always the same; those to test with are others of the same task.
 //
 //   DataLoader train(synthetic_images(10, 64, {.count = 1000}), {.batch_size = 32});
 //   DataLoader test(synthetic_images(10, 64, {.first = 1000, .count = 200}), {.batch_size = 50});
