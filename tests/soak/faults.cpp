@@ -49,8 +49,8 @@ class DisturbedJob {
         ++kinds_[disturber.last().kind()];
         was_ended = disturber.last().ends_job() && !continues_after(disturber.last(), job);
       }
-      if (made_ == faults) {
-        if (options_.elastic && !was_ended) learn_again(job);
+      if (made_ == faults && !was_ended) {  // else in the next start
+        if (options_.elastic) learn_again(job);
         std::ofstream(end_file()) << "now";
       }
       const int code = wait_while_it_prints(job, options_.ranks);
