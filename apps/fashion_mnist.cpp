@@ -77,7 +77,8 @@ int body(int argc, char** argv) {
                                    .weight_decay = lars ? 0 : 5e-4,  // LARS has its own
                                    .use_nesterov = lars}),
       config.strategy);
-  optimizer.set_schedule(schedule(config.epochs * train.batches_per_epoch(), config.lr, lars));
+  const int64_t updates = config.epochs * train.batches_per_epoch();
+  if (updates > 0) optimizer.set_schedule(schedule(updates, config.lr, lars));
   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
 
   for (int64_t epoch = snapshots.epoch(), step = optimizer.attempts(); epoch < config.epochs;

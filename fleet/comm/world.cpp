@@ -10,6 +10,7 @@
 #include "fleet/comm/rendezvous/peer_watch.h"
 #include "fleet/comm/rendezvous/store.h"
 #include "fleet/comm/rendezvous/store_based_barrier.h"
+#include "fleet/comm/transport/backend.h"
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/process/process_setup.h"
@@ -69,9 +70,31 @@ milliseconds time_limit() {
   return milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
+std::optional<std::string> variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? std::optional<std::string>(text) : std::nullopt;
+}
+
+// Before any rank is waited for: a wrong value would be found only when all have arrived.
+void check_variables() {
+  if (const auto backend = variable("FLEET_BACKEND")) comm::check_backend(*backend);
+  const auto address = variable("FLEET_ADDRESS");
+  if (!address) return;
+  const auto found = comm::try_resolve(*address, 0);
+  const bool is_own =
+      !found.addresses.empty() && comm::bind_address(*address, false).warning.empty();
+  if (is_own) return;
+  throw UsageError(
+      "comm",
+      format("FLEET_ADDRESS='{}' is not an address of this machine{}", printable(*address),
+             found.addresses.empty() ? format(" ({})", found.reason) : ""),
+      "give one that `ip address` shows here, or unset it: then it is the one with a "
+      "route to the master");
+}
+
 // The address at which the other ranks can reach this one.
 std::string own_address(const RoleMaker& role) {
-  if (const char* given = std::getenv("FLEET_ADDRESS")) return given;
+  if (auto given = variable("FLEET_ADDRESS")) return *given;
   const auto port = static_cast<uint16_t>(role.master_port);
   const auto towards = comm::address_towards(role.master_address, port);
   const bool is_loopback = comm::resolve(towards, port).front().is_loopback();
@@ -159,6 +182,7 @@ void count_local_ranks(RoleMaker& role, const std::vector<comm::PeerIdentity>& p
 
 void join(WorldState& world, milliseconds limit) {
   auto& role = world.role;
+  check_variables();
   if (role.store_host == StoreHost::kRankZero && role.rank == 0) {
     world.hosted = host_store(role, limit);
   }
@@ -169,7 +193,7 @@ void join(WorldState& world, milliseconds limit) {
   comm::CommunicatorOptions options;
   options.timeout = limit;
   options.address = own_address(role);
-  if (const char* backend = std::getenv("FLEET_BACKEND")) options.backend = backend;
+  if (const auto backend = variable("FLEET_BACKEND")) options.backend = *backend;
   // It publishes its identity before the barrier, so that no rank waits for it afterwards.
   world.watch = std::make_shared<comm::PeerWatch>(world.store->duplicate(), role.rank,
                                                   role.world_size, options.address);

@@ -47,29 +47,31 @@ bool is_mistake(int error) {
   throw Error(place.area, text, fix);
 }
 
-// No check of permission bits would do: a disk may be read-only, full, or a server away.
-void probe(const OutputPlace& place, const std::filesystem::path& folder) {
+// No check of permission bits would do: a disk may be read-only, full, or a server away. `name`: of
+// the file to come, empty for a folder; AtomicFile will add as much to it as is added here.
+void probe(const OutputPlace& place, const std::filesystem::path& folder, const std::string& name) {
   static std::atomic<int> count = 0;
-  const auto name = folder / format(".fleet-probe-{}-{}", ::getpid(), ++count);
-  Descriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!file) fail_to_write(place, folder, errno);
+  const auto path = folder / format(".{}.fleet-probe-{}-{}", name, ::getpid(), ++count);
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!file) fail_to_write(place, errno == ENAMETOOLONG ? folder / name : folder, errno);
   const std::array<char, 4096> bytes{};
   const auto written = ::write(file.get(), bytes.data(), bytes.size());
   const bool is_written = written == std::ssize(bytes) && ::fsync(file.get()) == 0;
   const int error = written >= 0 && written < std::ssize(bytes) ? ENOSPC : errno;
   file = Descriptor();  // before unlink: NFS would rename an open file
-  ::unlink(name.c_str());
+  ::unlink(path.c_str());
   if (!is_written) fail_to_write(place, folder, error);
 }
 
-void make_and_probe(const OutputPlace& place, const std::filesystem::path& folder) {
+void make_and_probe(const OutputPlace& place, const std::filesystem::path& folder,
+                    const std::string& name = "") {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (!error && !std::filesystem::is_directory(folder)) {
     error = std::make_error_code(std::errc::not_a_directory);
   }
   if (error) fail_to_write(place, folder, error.value());
-  probe(place, folder);
+  probe(place, folder, name);
 }
 
 // Where both are there, device and inode; else what the path comes to.
@@ -104,7 +106,7 @@ void check_output_file(const OutputPlace& file, int64_t bytes) {
   }
   if (!path.has_filename()) fail_to_write(file, path, EISDIR);
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  make_and_probe(file, folder);
+  make_and_probe(file, folder, path.filename().string());
   if (bytes > 0) check_room({folder, file.flag, file.area}, bytes, path.filename().string());
 }
 

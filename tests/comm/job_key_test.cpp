@@ -58,6 +58,16 @@ TEST_F(JobKeyTest, FileThatIsNotThereIsRefusedWithTheCommandThatMakesOne) {
                    "(umask 077; openssl rand -hex 32 > FILE) makes one"));
 }
 
+// Opening a pipe would wait for somebody to write to it, with the signals blocked.
+TEST_F(JobKeyTest, PipesFoldersAndDevicesAreNoKeyFiles) {
+  const auto pipe = file("", 0600) + ".pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const auto& path : {pipe, std::string("/"), std::string("/dev/zero")}) {
+    EXPECT_TRUE(says(error_message_of<UsageError>([&] { job_key_from_file(path); }),
+                     "cannot be read from " + path + " (not a regular file)"));
+  }
+}
+
 TEST_F(JobKeyTest, ShortKeysAreNoSecret) {
   EXPECT_TRUE(says(error_message_of<UsageError>([&] { job_key_from_file(file("secret\n", 0600)); }),
                    "has 6 bytes, and a job key has 16 to 4096"));

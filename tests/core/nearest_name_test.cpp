@@ -17,6 +17,14 @@ TEST(NearestNameTest, IsSilentWhenNothingIsNear) {
   EXPECT_EQ(did_you_mean("learning_rate", {"k_steps", "avg"}), "");
 }
 
+TEST(NearestNameTest, FindsWordsOfANameAndNotPiecesOfWords) {
+  EXPECT_EQ(did_you_mean("size", {"batch_size"}), " (did you mean 'batch_size'?)");
+  EXPECT_EQ(did_you_mean("enable", {"--recompute_configs.enable_offload"}),
+            " (did you mean '--recompute_configs.enable_offload'?)");
+  EXPECT_EQ(did_you_mean("train_data", {"--data"}), " (did you mean '--data'?)");
+  EXPECT_EQ(did_you_mean("load", {"--recompute_configs.enable_offload"}), "");
+}
+
 TEST(NearestNameTest, IsSilentAboutATextThatIsNoName) {
   EXPECT_EQ(did_you_mean(std::string(100'000, 'x') + "k_steps", {"k_steps", "avg"}), "");
 }

@@ -145,6 +145,15 @@ TEST(OptionsJsonTest, MissingFileSaysWhichAndWhy) {
             std::string::npos);
 }
 
+// Memory would be read full.
+TEST(OptionsJsonTest, FileWithoutEndIsRefused) {
+  Outer outer;
+  EXPECT_NE(error_message_of([&] {
+              load_json(outer, "/dev/zero");
+            }).find("'/dev/zero' has more than 16 MB and is no file of options"),
+            std::string::npos);
+}
+
 TEST(OptionsJsonTest, WritesOnlyDifferencesAndShortFloats) {
   EXPECT_EQ(write_json(Outer(), Outer()), "{}\n");
   const Outer outer{.inner = {.ratio = 0.1f}, .names = {}};

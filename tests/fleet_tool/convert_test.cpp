@@ -97,6 +97,30 @@ TEST_F(ConvertTest, InspectsWithoutLoading) {
   EXPECT_EQ(output_of({"convert", "--inspect", path("a")}), text);
 }
 
+TEST_F(ConvertTest, FolderOfSnapshotsIsToldWithItsNewestFile) {
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                     output_of({"inspect", path("")});
+                   }),
+                   "is a folder", "name a safetensors file"));
+  for (const auto* step : {"step-00000010", "step-00000005"}) {
+    std::filesystem::create_directory(path(step));
+    write_safetensors(std::filesystem::path(path(step)) / "model.safetensors",
+                      {{"w", torch::arange(1)}}, {});
+  }
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                     output_of({"inspect", path("")});
+                   }),
+                   "is a folder", "name a file of it: ", "step-00000010/model.safetensors"));
+}
+
+TEST_F(ConvertTest, InspectAndConvertAreTwoCommands) {
+  write_safetensors(path("a"), {{"w", torch::arange(1)}}, {});
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                     output_of({"convert", "--inspect", path("a"), "--to", path("b")});
+                   }),
+                   "--inspect lists a file and does nothing else"));
+}
+
 TEST_F(ConvertTest, ExplainsACommandLineThatIsNone) {
   EXPECT_TRUE(says(error_message_of<UsageError>([] { output_of({}); }), "no command"));
   EXPECT_TRUE(

@@ -142,6 +142,16 @@ TEST(DoctorTest, HasARowForEverythingAndWritesThemAsJson) {
   EXPECT_EQ(files, 1u);
 }
 
+// Its rows may take a minute: disks are measured.
+TEST(DoctorTest, FileOfRowsIsSeenToBeWritableBeforeThem) {
+  const TemporaryFolder folder;
+  EXPECT_TRUE(says(
+      error_message_of([&] {
+        doctor_says({"--json", folder.path().string(), "--offload_dir", folder.path().string()});
+      }),
+      "--json: cannot write", "Is a directory", "fix: "));
+}
+
 TEST(DoctorTest, SaysForHowManyRanksDescriptorsDo) {
   EXPECT_TRUE(is(descriptors_finding({1024, 4096}, 16), State::kOk,
                  "1024 open files in a process (up to 4096), enough for 677 ranks"));

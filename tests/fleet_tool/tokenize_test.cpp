@@ -120,6 +120,15 @@ TEST_F(TokenizeTest, SaysWhatItNeeds) {
       "cannot write", "Not a directory"));
 }
 
+TEST_F(TokenizeTest, MissingVocabularyIsToldWithHowToMakeOne) {
+  folder_.write("book.txt", "the cat sat on the mat.\n");
+  EXPECT_TRUE(says(
+      error_message_of<UsageError>([&] {
+        output_of({"tokenize", path("book.txt"), "--vocab", path("v"), "--output", path("out")});
+      }),
+      "--vocab: there is no " + path("v"), "--train_vocab 8000"));
+}
+
 TEST_F(TokenizeTest, NeverOverwritesWhatItReads) {
   const std::string book = "the cat sat on the mat. was it happy?\n",
                     vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n";

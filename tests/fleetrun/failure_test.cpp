@@ -25,6 +25,14 @@ TEST(FailureTest, ComesThroughTheStoreAsItWas) {
   EXPECT_EQ(again.tail, failure.tail);
 }
 
+TEST(FailureTest, RankThatPrintedNothingIsNotSentToItsOutput) {
+  const Failure quiet{.what = "rank 0 exited with code 5", .log = "log/workerlog.0", .shown = true};
+  EXPECT_TRUE(says(explain(quiet, 0, 0), "it printed nothing; its log is log/workerlog.0"));
+  auto spoke = quiet;
+  spoke.tail = {"boom"};
+  EXPECT_TRUE(says(explain(spoke, 0, 0), "its output is above and in log/workerlog.0"));
+}
+
 // Anybody who reaches the store can write there.
 TEST(FailureTest, IsAnErrorWhenItIsNotOne) {
   const auto valid = Failure{.what = "x"}.to_json();

@@ -371,6 +371,12 @@ TEST(FleetrunTest, ProgramThatCannotBeStarted) {
   Launched absent({"/nowhere/program"});
   EXPECT_EQ(absent.wait(), 127);
   EXPECT_TRUE(has(absent.output(), "the program /nowhere/program does not exist"));
+  for (const auto* folder : {".", "..", "/etc"}) {
+    Launched program({folder});
+    EXPECT_EQ(program.wait(), 126);
+    EXPECT_TRUE(has(program.output(), format("{} is a folder, not a program", folder)))
+        << program.output();
+  }
   Launched locked({"/etc/passwd"});
   EXPECT_EQ(locked.wait(), 126);
   EXPECT_TRUE(has(locked.output(), "fix: chmod +x /etc/passwd")) << locked.output();
@@ -404,7 +410,7 @@ TEST(FleetrunTest, LogFolderThatCannotBeMade) {
 
 TEST(FleetrunTest, AddressOfAnotherMachineShowsBothLists) {
   Launched job({"--ips=203.0.113.1,203.0.113.2", "true"});
-  EXPECT_EQ(job.wait(), 1);
+  EXPECT_EQ(job.wait(), 2);
   EXPECT_TRUE(has(job.output(),
                   "none of the nodes is this machine: --ips 203.0.113.1, 203.0.113.2; "
                   "this machine has 127.0.0.1"))

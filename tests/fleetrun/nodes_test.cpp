@@ -155,6 +155,18 @@ TEST(JoinTimeoutTest, ListenerThatNeverAnswersIsLeftInTime) {
   close(listener);
 }
 
+// A wrong command line, which a scheduler must not try again.
+TEST_F(NodesTest, NodesThatWereStartedForOtherNumbersOfNodesEndWithTwo) {
+  Launched first({"--nnodes=2", "--node_rank=0", "--master=10.77.0.1:29511", "true"}, on(0));
+  Launched second({"--nnodes=3", "--node_rank=1", "--master=10.77.0.1:29511", "true"}, on(1));
+  EXPECT_EQ(second.wait(), 2) << second.output();
+  EXPECT_EQ(first.wait(), 2) << first.output();
+  EXPECT_TRUE(has(first.output(), "node 1 was started for 3 nodes and this one for 2"))
+      << first.output();
+  EXPECT_TRUE(has(second.output(), "node 0 was started for 2 nodes and this one for 3"))
+      << second.output();
+}
+
 TEST_F(NodesTest, MissingNodeIsNamedAfterTheJoinTimeout) {
   Launched first(by_number(0, {"--join_timeout_s=0.5", "true"}), on(0));
   EXPECT_EQ(first.wait(), 1);

@@ -119,6 +119,15 @@ TEST(ResourceLimitsTest, LowHardLimitIsRefusedAtOnceAndNotTriedAgain) {
   EXPECT_EQ(job.output().find("restart 1"), std::string::npos);
 }
 
+TEST(ResourceLimitsTest, LimitThatMayBeTooLowForARankIsWarnedOfOnce) {
+  Launched job({"true"}, {"prlimit", "--nofile=64:64"});
+  EXPECT_EQ(job.wait(), 0) << job.output();
+  const auto text = job.output();
+  const auto at = text.find("a rank may need 128 open files");
+  EXPECT_NE(at, text.npos) << text;
+  EXPECT_EQ(text.find("a rank may need", at + 1), text.npos) << text;
+}
+
 TEST(ResourceLimitsTest, LimitOfProcessesIsRefusedByItsNumber) {
   if (geteuid() != 0) GTEST_SKIP() << "another user's limit needs root";
   const auto folder = std::filesystem::temp_directory_path() / format("fleet_nobody_{}", getpid());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log of one rank: what happens to those of earlier jobs, and on a full disk.
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 
@@ -88,6 +90,11 @@ TEST(WorkerLogTest, FileThatMayNotBeWrittenIsAWrongCommandLine) {
       says(testing::error_message_of<UsageError>([&] { WorkerLog log(folder.path(), 0, {}); }),
            "[fleetrun] cannot write ", "/workerlog.0 (Is a directory)\n",
            "  fix: choose another folder with --log_dir"));
+  fs::remove(folder.path() / "workerlog.0");
+  ASSERT_EQ(::mkfifo((folder.path() / "workerlog.0").c_str(), 0600), 0);
+  EXPECT_TRUE(
+      says(testing::error_message_of<UsageError>([&] { WorkerLog log(folder.path(), 0, {}); }),
+           "/workerlog.0 (No such device or address)\n"));
 }
 
 }  // namespace

@@ -51,6 +51,16 @@ TEST_F(OutputCheckTest, NamesTheFlagAndTheReason) {
                    "--out: cannot write /proc/fleet"));
 }
 
+// A file is written beside its place, by a longer name.
+TEST_F(OutputCheckTest, NameThatIsTooLongForTheFileBesideItIsRefused) {
+  const auto name = folder_.path() / std::string(250, 'n');
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { check_output_file(at(name)); }),
+                   "--out: cannot write " + name.string(), "File name too long"));
+  const auto shorter = folder_.path() / std::string(200, 'n');
+  check_output_file(at(shorter));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
+}
+
 TEST_F(OutputCheckTest, SaysHowMuchRoomIsNeededAndHowMuchThereIs) {
   check_room(at(folder_.path()), 1, "a snapshot");
   EXPECT_TRUE(says(error_message_of<UsageError>(

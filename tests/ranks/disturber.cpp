@@ -60,6 +60,7 @@ bool Disturber::disturb() {
   if (!eventually(is_there, std::chrono::seconds(60)) || is_gone(run_.pid())) return false;
   history_ +=
       format("{} {} (pid {}) after {} ms\n", last_.kind(), last_.rank, victim, pause.count());
+  last_.pid = victim;
   if (::kill(victim, last_.signal) != 0) return false;
   const auto stopped = last_.rank == Fault::kLauncher ? kLauncherStopped : options_.wake_rank_after;
   if (last_.signal == SIGSTOP && stopped.count() > 0) {

@@ -14,11 +14,13 @@ struct Fault {
   static constexpr int kLauncher = -1;
 
   int signal = 0;
-  int rank = 0;  ///< kLauncher: fleetrun itself
+  int rank = 0;   ///< kLauncher: fleetrun itself
+  pid_t pid = 0;  ///< of that process
 
   /// "SIGKILL to a rank", "SIGTERM to fleetrun"
   std::string kind() const;
-  /// The job ends by it, and whoever started it has to start it again.
+  /// The job ends by it, and whoever started it has to start it again: unless it was SIGTERM to a
+  /// rank that does not handle it yet.
   bool ends_job() const;
 };
 

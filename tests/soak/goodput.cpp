@@ -21,6 +21,7 @@ using namespace std::chrono_literals;
 
 constexpr double kFaultEvery_s = 60;
 constexpr double kUndisturbed_s = 30;
+constexpr double kMostGoodput = 1.05;  // more is an error of the measurement
 
 Words goodput_job(const SoakOptions& options, const std::filesystem::path& dir) {
   Words words = {format("--nproc_per_node={}", options.ranks), "--max_restarts=1000"};
@@ -95,6 +96,8 @@ Row soak_goodput(const SoakOptions& options) {
   if (const int code = job.wait(60s); code != 143)
     problems.push_back(format("ended with {}\n{}", code, job.output()));
   const double expected = rate * 60 * options.minutes;
+  if (static_cast<double>(useful) > kMostGoodput * expected)
+    problems.push_back("the half minute without faults was slower than the rest: a busy machine");
   return {{"setup", format("{} ranks, {}", options.ranks, options.elastic ? "elastic" : "restart")},
           {"tried", faults},
           {"minutes", options.minutes},

@@ -9,6 +9,7 @@
 
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/recovery.h"
+#include "tests/soak/job_end.h"
 #include "tests/soak/made_updates.h"
 #include "tests/soak/soak.h"
 #include "tests/support/two_hosts.h"
@@ -78,7 +79,7 @@ class LinkedJob {
 Row soak_link(const SoakOptions& options) {
   const TwoHosts hosts;
   if (!hosts.refused().empty()) throw Error("soak", hosts.refused(), "run as root");
-  const auto expected = undisturbed_digest(2, kArguments);
+  const auto expected = expected_digest(2, kArguments);
   const auto begin = std::chrono::steady_clock::now();
   std::mt19937_64 random(static_cast<uint64_t>(options.seed));
   int tried = 0, jobs = 0, equal = 0, starts = 0;

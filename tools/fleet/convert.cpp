@@ -78,6 +78,12 @@ int convert(int argc, char** argv) {
                       "fleet convert --inspect model.safetensors"}},
         argc, argv);
   if (!options.inspect.empty()) {
+    if (!options.model.empty() || !options.from.empty() || !options.to.empty()) {
+      throw UsageError("convert",
+                       "--inspect lists a file and does nothing else, so that --model, --from and "
+                       "--to would have no effect",
+                       "give either --inspect or the others");
+    }
     print_tensors(options.inspect);
     return 0;
   }

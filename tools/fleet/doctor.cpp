@@ -11,6 +11,7 @@
 #include "fleet/core/process/standard_output.h"
 #include "fleet/core/text/format.h"
 #include "fleet/io/atomic_file.h"
+#include "fleet/io/output_check.h"
 
 #include "tools/fleet/clock_exchange.h"
 #include "tools/fleet/commands.h"
@@ -129,6 +130,7 @@ int doctor(int argc, char** argv) {
   if (options.listen >= 0) return listen(options);
   std::vector<Peer> peers;
   for (const auto& text : options.peers) peers.push_back(Peer::parse(text));
+  if (!options.json.empty()) check_output_file({options.json, "--json", "doctor"});
   const auto findings = examine(options, peers);
   write_text(STDOUT_FILENO, table_of(findings));
   const int problems = problems_in(findings);

@@ -136,7 +136,7 @@ Finding kernels_finding() {
 
 Finding bf16_finding() {
   const double slowdown = precision::low_precision_slowdown(torch::kBFloat16);
-  const auto found = format("a matrix product takes {:.2f} of the time in fp32", slowdown);
+  const auto found = format("a matrix product takes {:.2f} times as long as in fp32", slowdown);
   if (precision::low_precision_warning(torch::kBFloat16)) {
     return {State::kAdvice, "bf16", found,
             "leave amp off here unless memory is what is short: it saves memory, not time"};

@@ -26,9 +26,25 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+// Operators name the folder of a snapshot, or of all of them.
+[[noreturn]] void refuse_folder(const std::filesystem::path& folder) {
+  constexpr auto kWeights = "model.safetensors";
+  std::error_code ignored;
+  auto newest = std::filesystem::exists(folder / kWeights, ignored) ? folder / kWeights
+                                                                    : std::filesystem::path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const auto file = entry.path() / kWeights;
+    if (std::filesystem::exists(file, ignored)) newest = std::max(newest, file);
+  }
+  throw UsageError("inspect", format("{} is a folder, and a file is inspected", folder.string()),
+                   newest.empty() ? "name a safetensors file"
+                                  : format("name a file of it: {}", newest.string()));
+}
+
 }  // namespace
 
 void print_tensors(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) refuse_folder(path);
   const SafetensorsFile file(path);
   constexpr size_t kWidest = 80;
   size_t name_width = 4, shape_width = 5;

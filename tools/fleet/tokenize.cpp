@@ -64,6 +64,11 @@ void check_outputs(const TokenizeOptions& options, const std::vector<std::string
   if (options.train_vocab > 0) {
     outputs.insert(outputs.begin(), vocab);
   } else {
+    if (!std::filesystem::exists(options.vocab)) {
+      throw UsageError("tokenize", format("--vocab: there is no {}", options.vocab),
+                       "name the vocabulary of a BERT, or add --train_vocab 8000 to make one from "
+                       "these texts");
+    }
     inputs.push_back({options.vocab, "the vocabulary"});
   }
   check_overwrites_nothing(outputs, inputs);

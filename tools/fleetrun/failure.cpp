@@ -83,6 +83,8 @@ std::string explain(const Failure& failure, int own_node, size_t other_failures)
   if (!failure.tail.empty() && !seen) {
     text += format("\n  the end of {}{}:", failure.log, where);
     for (const auto& line : failure.tail) text += "\n    | " + line;
+  } else if (!failure.log.empty() && failure.tail.empty()) {
+    text += format("\n  it printed nothing; its log is {}{}", failure.log, where);
   } else if (!failure.log.empty()) {
     text += format("\n  its output is {} {}{}", seen ? "above and in" : "in", failure.log, where);
   }

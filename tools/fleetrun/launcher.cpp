@@ -50,6 +50,7 @@ Launcher::Launcher(const Options& options, Program program, SignalInbox& inbox, 
 int Launcher::run() {
   log::plain(configuration_block(options_));
   const int nodes = options_.node_count();
+  // Before anybody is waited for; the other nodes' ranks are not known yet.
   raise_limits({.local_ranks = options_.local_ranks(),
                 .world_size = nodes * options_.local_ranks(),
                 .nodes = nodes,
@@ -95,10 +96,11 @@ int Launcher::run() {
 void Launcher::prepare(comm::Store& store, NodeCoordinator& coordinator, int attempt) {
   try {
     const auto nodes = static_cast<int>(cluster_.nodes.size());
-    raise_limits({.local_ranks = options_.local_ranks(),
-                  .world_size = cluster_.world_size(),
-                  .nodes = nodes,
-                  .hosts_store = cluster_.node_rank == 0});
+    const auto warnings = raise_limits({.local_ranks = options_.local_ranks(),
+                                        .world_size = cluster_.world_size(),
+                                        .nodes = nodes,
+                                        .hosts_store = cluster_.node_rank == 0});
+    for (const auto& warning : warnings) log::warn(kArea, warning);
     const auto job = store.prefixed(kArea).claim("job", random_token());
     log_lock_.emplace(log_dir_, cluster_.node_rank, job);
     logs_.emplace(options_.log_dir, cluster_.first_rank(), options_.local_ranks(),
@@ -335,7 +337,8 @@ Failure Launcher::describe_stopped(const WorkerGroup& workers, size_t local_rank
           .what = format("{} {}, for more than {} s", name_of(workers, local_rank), kIsStopped,
                          peer_limit_s()),
           .crashed = true,
-          .log = (*logs_)[local_rank].path()};
+          .log = (*logs_)[local_rank].path(),
+          .tail = (*logs_)[local_rank].tail()};
 }
 
 double Launcher::peer_limit_s() const {

@@ -64,11 +64,11 @@ int own_position(const std::vector<std::string>& ips) {
   }
   const auto lists = format("--ips {}; this machine has {}", joined(ips), joined(own));
   if (positions.empty())
-    throw Error("fleetrun", format("none of the nodes is this machine: {}", lists),
-                "add one of its addresses to --ips, the same list on every node");
+    throw UsageError("fleetrun", format("none of the nodes is this machine: {}", lists),
+                     "add one of its addresses to --ips, the same list on every node");
   if (positions.size() > 1)
-    throw Error("fleetrun", format("several of the nodes are this machine: {}", lists),
-                "name every machine once, or start several ranks on it with --nproc_per_node");
+    throw UsageError("fleetrun", format("several of the nodes are this machine: {}", lists),
+                     "name every machine once, or start several ranks on it with --nproc_per_node");
   return positions.front();
 }
 

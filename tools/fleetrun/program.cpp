@@ -41,6 +41,7 @@ std::string find_executable(const std::string& name) {
   const bool has_folder = name.find('/') != std::string::npos;
   std::string file = has_folder ? name : find_in_path(name);
   std::error_code ignored;
+  if (file.empty() && fs::is_directory(name, ignored)) file = name;  // refused below
   if (file.empty() || !fs::exists(file, ignored)) {
     const bool is_here = !has_folder && fs::exists(name, ignored);
     throw StartError(kNotFound,

@@ -7,8 +7,6 @@
 #include <cstring>
 #include <thread>
 
-#include <nlohmann/json.hpp>
-
 #include "fleet/comm/rendezvous/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
 #include "fleet/core/error.h"
@@ -18,6 +16,7 @@
 
 #include "tools/fleetrun/network.h"
 #include "tools/fleetrun/node_coordinator.h"
+#include "tools/fleetrun/node_record.h"
 
 namespace fleet::launch {
 namespace {
@@ -30,7 +29,6 @@ constexpr auto kLogEvery = 10s;
 constexpr auto kAskEvery = 100ms;
 constexpr auto kConnectSlice = 500ms;
 constexpr double kDetectedAfter_s = 15;  // a little more than node 0 needs to detect it
-constexpr size_t kMostRanks = 65536;     // of one node
 constexpr int kFirstPort = 6070;         // of the ranks' endpoints on several nodes, as in Paddle
 
 // A finite wait that logs regularly what it waits for and ends on Ctrl-C.
@@ -132,38 +130,6 @@ comm::Store connect(const Cluster& cluster, double timeout_s, WaitLimit& limit) 
   }
 }
 
-std::string to_json(const Options& options, const Node& node) {
-  return nlohmann::json{{"address", node.address},
-                        {"endpoints", node.endpoints},
-                        {"nodes", options.node_count()},
-                        {"max_restarts", options.max_restarts}}
-      .dump();
-}
-
-struct NodeRecord {
-  Node node;
-  int nodes = 0;
-  int max_restarts = 0;
-};
-
-NodeRecord parse_node(const std::string& text, int node) {
-  try {
-    const auto json = nlohmann::json::parse(text);
-    NodeRecord read{
-        {json.at("address"), json.at("endpoints")}, json.at("nodes"), json.at("max_restarts")};
-    const auto ranks = read.node.endpoints.size();
-    if (ranks > 0 && ranks <= kMostRanks) {
-      read.node.address = printable(read.node.address);
-      for (auto& endpoint : read.node.endpoints) endpoint = printable(endpoint);
-      return read;
-    }
-  } catch (const nlohmann::json::exception&) {  // NOLINT: reported below
-  }
-  throw Error("fleetrun",
-              format("what node {} says of itself cannot be read: '{}'", node, printable(text, 80)),
-              "use the same version of fleetrun on every node");
-}
-
 int number_in(const std::string& text) {
   int number = 0;
   const auto* end = text.data() + text.size();
@@ -183,15 +149,17 @@ void wait_for_own_slot(comm::Store& table, const Cluster& cluster, int64_t times
   while (table.add(times_lost_key(node), 0) < times) {
     if (limit.wait(format("node 0 to detect the loss of node {}", node))) continue;
     table.add(joined_key(node), -1);
-    throw Error("fleetrun", format("node {} has joined already", node),
-                "give every node its own --node_rank");
+    throw UsageError("fleetrun", format("node {} has joined already", node),
+                     "give every node its own --node_rank");
   }
-  const auto before = parse_node(table.get(format("node/{}", node)), node).node.endpoints;
+  const auto before =
+      NodeRecord::from_json(table.get(format("node/{}", node)), node).node.endpoints;
   if (before == cluster.own().endpoints) return;
-  throw Error("fleetrun",
-              format("node {} had other ranks before, at {}, and the job expects the same ones",
-                     node, to_text(before)),
-              "start it with the same flags as before");
+  throw UsageError(
+      "fleetrun",
+      format("node {} had other ranks before, at {}, and the job expects the same ones", node,
+             to_text(before)),
+      "start it with the same flags as before");
 }
 
 // Every node publishes its record and reads the others'.
@@ -202,7 +170,8 @@ Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster, 
   const auto key = [](int node) { return format("node/{}", node); };
   const auto joined = table.add(joined_key(cluster.node_rank), 1);
   if (joined > 1) wait_for_own_slot(table, cluster, joined - 1, inbox);
-  table.set(key(cluster.node_rank), to_json(options, cluster.own()));
+  const NodeRecord own{cluster.own(), count, options.max_restarts};
+  table.set(key(cluster.node_rank), own.to_json());
 
   int max_restarts = options.max_restarts;
   for (int node = 0; node < count; ++node) {
@@ -215,9 +184,9 @@ Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster, 
         throw Error("fleetrun", format("{} has not joined after {} s", who, options.join_timeout_s),
                     "start fleetrun there with the same addresses, or check the firewall");
     }
-    const auto read = parse_node(*text, node);
+    const auto read = NodeRecord::from_json(*text, node);
     if (read.nodes != count)
-      throw Error(
+      throw UsageError(
           "fleetrun",
           format("node {} was started for {} nodes and this one for {}", node, read.nodes, count),
           "use the same --ips or --nnodes on every node");

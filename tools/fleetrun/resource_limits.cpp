@@ -12,7 +12,6 @@
 #include <iterator>
 
 #include "fleet/core/error.h"
-#include "fleet/core/log.h"
 #include "fleet/core/text/format.h"
 
 #include "tools/fleetrun/cluster.h"
@@ -54,16 +53,17 @@ int64_t entries(const fs::path& folder) {
 }
 
 template <typename Measure, typename Decide>
-void raise(decltype(RLIMIT_NOFILE) kind, Measure&& need, Decide&& decide, const JobSize& size) {
+std::string raise(decltype(RLIMIT_NOFILE) kind, Measure&& need, Decide&& decide,
+                  const JobSize& size) {
   rlimit limit{};
-  if (::getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  if (::getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
   const auto decision = decide(need(), limit, size);
-  if (!decision.warning.empty()) log::warn("fleetrun", decision.warning);
-  if (decision.soft == limit.rlim_cur) return;
+  if (decision.soft == limit.rlim_cur) return decision.warning;
   limit.rlim_cur = decision.soft;
   if (::setrlimit(kind, &limit) != 0)
     throw UsageError("fleetrun", format("cannot raise a limit to {} ({})", text_of(decision.soft),
                                         std::strerror(errno)));
+  return decision.warning;
 }
 
 }  // namespace
@@ -175,19 +175,22 @@ Decision decide_group(const Need& need, const PidsLimit& limit, const JobSize& s
   return decision;
 }
 
-void raise_limits(const JobSize& size) {
-  raise(
+std::vector<std::string> raise_limits(const JobSize& size) {
+  std::vector<std::string> warnings = {raise(
       RLIMIT_NOFILE, [&] { return files_needed(size, entries("/proc/self/fd")); }, decide_files,
-      size);
+      size)};
   const int threads = threads_per_rank(size.local_ranks);
   if (const auto group = pids_limit()) {
-    const auto decision = decide_group(processes_needed(size, group->used, threads), *group, size);
-    if (!decision.warning.empty()) log::warn("fleetrun", decision.warning);
+    warnings.push_back(
+        decide_group(processes_needed(size, group->used, threads), *group, size).warning);
   }
-  if (!is_process_limit_enforced()) return;
-  raise(
-      RLIMIT_NPROC, [&] { return processes_needed(size, threads_of_user(), threads); },
-      decide_processes, size);
+  if (is_process_limit_enforced()) {
+    warnings.push_back(raise(
+        RLIMIT_NPROC, [&] { return processes_needed(size, threads_of_user(), threads); },
+        decide_processes, size));
+  }
+  std::erase(warnings, "");
+  return warnings;
 }
 
 }  // namespace fleet::launch

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tools/fleetrun/pids_limit.h"
 
@@ -51,7 +52,7 @@ Decision decide_group(const Need& need, const PidsLimit& limit, const JobSize& s
 
 /// Raises the soft limits of open files and processes as far as this job needs, or throws
 /// UsageError, after which there is no restart. Ranks inherit the raised limits: each of them has
-/// connections to all its peers.
-void raise_limits(const JobSize& size);
+/// connections to all its peers. Returns warnings for the user.
+std::vector<std::string> raise_limits(const JobSize& size);
 
 }  // namespace fleet::launch

@@ -58,9 +58,13 @@ WorkerLog::WorkerLog(const fs::path& folder, int rank, const Options& options)
 }
 
 bool WorkerLog::open() {
-  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY;
+  // Without O_NONBLOCK a pipe that nobody reads would block here for ever.
+  constexpr int kFlags =
+      O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
   file_ = Descriptor(::open(path_.c_str(), kFlags, 0644));
-  return bool{file_};
+  if (!file_) return false;
+  ::fcntl(file_.get(), F_SETFL, ::fcntl(file_.get(), F_GETFL) & ~O_NONBLOCK);
+  return true;
 }
 
 void WorkerLog::append(std::string_view text) {

@@ -59,14 +59,15 @@ std::string job_key_from_environment() {
 }
 
 std::string job_key_from_file(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Not blocking: the other end of a pipe may never be opened.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
-  if (!file || ::fstat(file.get(), &about) != 0) {
-    const int error = errno;
-    throw UsageError(
-        "comm",
-        format("the job key cannot be read from {} ({})", printable(path), std::strerror(error)),
-        format("give a file that is there on every node: {}", kHowToMakeOne));
+  const bool is_open = file && ::fstat(file.get(), &about) == 0;
+  if (!is_open || !S_ISREG(about.st_mode)) {
+    const std::string reason = is_open ? "not a regular file" : std::strerror(errno);
+    throw UsageError("comm",
+                     format("the job key cannot be read from {} ({})", printable(path), reason),
+                     format("give a file that is there on every node: {}", kHowToMakeOne));
   }
   std::string text(kMostKeyBytes + 2, '\0');
   const auto got = ::read(file.get(), text.data(), text.size());

@@ -32,9 +32,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Store& store, int rank, int si
                                             const CommunicatorOptions& options) {
   void* library = ::dlopen("libfleet_nccl.so", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw Error("comm", format("the NCCL backend cannot be loaded: {}", ::dlerror()),
-                "build Fleet where a CUDA toolkit is (FLEET_NCCL=ON) against a full CUDA LibTorch, "
-                "or use the gloo backend");
+    throw UsageError("comm", format("the NCCL backend cannot be loaded: {}", ::dlerror()),
+                     "build Fleet where a CUDA toolkit is (FLEET_NCCL=ON) against a full CUDA "
+                     "LibTorch, or use the gloo backend");
   }
   auto* const make = reinterpret_cast<NcclPluginMake>(::dlsym(library, kNcclPluginSymbol));
   FLEET_ASSERT(make != nullptr, "libfleet_nccl.so without its entry");
@@ -73,7 +73,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const Store& store, int rank, int
   } catch (const c10::Error& error) {
     throw Error(
         "comm",
-        format("rank {} could not connect to its {} peers within {:.0f} s: {}", rank, size - 1,
+        format("rank {} could not connect to {} (limit {:.0f} s): {}", rank,
+               size == 2 ? "its peer" : format("its {} peers", size - 1),
                static_cast<double>(options.timeout.count()) / 1e3, error.what_without_backtrace()),
         "see whether every rank was started and can reach the others' addresses");
   }

@@ -28,12 +28,31 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-std::string folded(std::string_view name) {
-  std::string out;
+struct Folded {
+  std::string text;                 // lower case, without separators
+  std::vector<size_t> word_starts;  // in it
+};
+
+Folded folded(std::string_view name) {
+  Folded out;
+  bool is_start = true;
   for (const char c : name) {
-    if (c != '_' && c != '-') out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    const bool is_separator = c == '_' || c == '-';
+    if (!is_separator) {
+      if (is_start) out.word_starts.push_back(out.text.size());
+      out.text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    is_start = is_separator || c == '.';
   }
   return out;
+}
+
+// "size" is in batch_size, but "load" is not in enable_offload.
+bool has_word(const Folded& name, const Folded& words) {
+  constexpr size_t kShortest = 3;
+  return words.text.size() >= kShortest && std::ranges::any_of(name.word_starts, [&](size_t at) {
+           return name.text.compare(at, words.text.size(), words.text) == 0;
+         });
 }
 
 }  // namespace
@@ -41,16 +60,17 @@ std::string folded(std::string_view name) {
 std::vector<std::string> nearest_names(std::string_view wanted,
                                        const std::vector<std::string>& known, size_t most) {
   if (wanted.size() > kLongestName) return {};
-  const std::string want = folded(wanted);
+  const auto want = folded(wanted);
+  const size_t limit = std::max<size_t>(2, want.text.size() / 3);
   std::vector<std::pair<size_t, std::string>> near;
   for (const auto& name : known) {
-    const std::string have = folded(name);
-    size_t distance = edit_distance(want, have);
-    const bool part =
-        want.size() >= 3 && have.size() >= 3 &&
-        (have.find(want) != std::string::npos || want.find(have) != std::string::npos);
-    if (part) distance = std::min<size_t>(distance, 2);
-    if (distance <= std::max<size_t>(2, want.size() / 3)) near.emplace_back(distance, name);
+    const auto have = folded(name);
+    // Lengths that differ by more make a distance above the limit.
+    const bool may_be_near = want.text.size() <= have.text.size() + limit &&
+                             have.text.size() <= want.text.size() + limit;
+    size_t distance = may_be_near ? edit_distance(want.text, have.text) : limit + 1;
+    if (has_word(have, want) || has_word(want, have)) distance = std::min<size_t>(distance, 2);
+    if (distance <= limit) near.emplace_back(distance, name);
   }
   std::stable_sort(near.begin(), near.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
