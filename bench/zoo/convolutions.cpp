@@ -44,8 +44,8 @@ struct ImageNet : Net {
 
 struct ConvNextBlock : torch::nn::Module {
   explicit ConvNextBlock(int64_t width) {
-    depthwise = register_module(
-        "depthwise", Conv2d(Conv2dOptions(width, width, 7).padding(3).groups(width)));
+    depthwise = register_module("depthwise",
+                                Conv2d(Conv2dOptions(width, width, 7).padding(3).groups(width)));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     up = register_module("up", torch::nn::Linear(width, 4 * width));
     down = register_module("down", torch::nn::Linear(4 * width, width));
@@ -101,8 +101,7 @@ struct UNet final : Net {
       const int64_t to = kWidth << i;
       grow.push_back(register_module(
           "grow" + std::to_string(i),
-          torch::nn::ConvTranspose2d(
-              torch::nn::ConvTranspose2dOptions(2 * to, to, 2).stride(2))));
+          torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(2 * to, to, 2).stride(2))));
       up.push_back(register_module("up" + std::to_string(i), two_convolutions(2 * to, to)));
     }
     last = register_module("last", Conv2d(Conv2dOptions(kWidth, 1, 1)));
@@ -153,9 +152,10 @@ struct DenseNet final : ImageNet {
   static constexpr int64_t kGrowth = 8;
   explicit DenseNet(const NetOptions& o) : ImageNet(o, 16, 64) {
     stem = register_module(
-        "stem", Sequential(Conv2d(Conv2dOptions(3, 2 * kGrowth, 7).stride(2).padding(3).bias(false)),
-                           BatchNorm2d(2 * kGrowth), torch::nn::ReLU(),
-                           torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1))));
+        "stem",
+        Sequential(Conv2d(Conv2dOptions(3, 2 * kGrowth, 7).stride(2).padding(3).bias(false)),
+                   BatchNorm2d(2 * kGrowth), torch::nn::ReLU(),
+                   torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1))));
     int64_t width = 2 * kGrowth;
     const std::vector<int64_t> depths = {6, 12, 24, 16};
     for (size_t i = 0; i < depths.size(); ++i) {
@@ -166,11 +166,11 @@ struct DenseNet final : ImageNet {
         width += kGrowth;
       }
       if (i + 1 == depths.size()) break;
-      between.push_back(register_module(
-          "between" + std::to_string(i),
-          Sequential(BatchNorm2d(width), torch::nn::ReLU(),
-                     Conv2d(Conv2dOptions(width, width / 2, 1).bias(false)),
-                     torch::nn::AvgPool2d(2))));
+      between.push_back(
+          register_module("between" + std::to_string(i),
+                          Sequential(BatchNorm2d(width), torch::nn::ReLU(),
+                                     Conv2d(Conv2dOptions(width, width / 2, 1).bias(false)),
+                                     torch::nn::AvgPool2d(2))));
       width /= 2;
     }
     norm = register_module("norm", BatchNorm2d(width));
@@ -210,7 +210,8 @@ struct Fire : torch::nn::Module {
 
 struct SqueezeNet final : ImageNet {
   explicit SqueezeNet(const NetOptions& o) : ImageNet(o, 16, 96) {
-    const auto pool = torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).ceil_mode(true));
+    const auto pool =
+        torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).ceil_mode(true));
     body->push_back(Conv2d(Conv2dOptions(3, 32, 3).stride(2)));
     body->push_back(torch::nn::ReLU(torch::nn::ReLUOptions(true)));
     body->push_back(pool);
@@ -248,9 +249,9 @@ struct VggBn final : ImageNet {
       from = to;
     }
     register_module("body", body);
-    head = register_module(
-        "head", Sequential(torch::nn::Linear(128 * 4, 256), torch::nn::ReLU(),
-                           torch::nn::Dropout(0.5), torch::nn::Linear(256, kClasses)));
+    head = register_module("head",
+                           Sequential(torch::nn::Linear(128 * 4, 256), torch::nn::ReLU(),
+                                      torch::nn::Dropout(0.5), torch::nn::Linear(256, kClasses)));
   }
   Tensor forward(Tensor x) override { return head->forward(body->forward(x).flatten(1)); }
   Sequential body, head{nullptr};

@@ -45,8 +45,8 @@ struct Changing final : Net {
       const auto number = std::to_string(i);
       up.push_back(register_module("up" + number, torch::nn::Linear(kWidth, 2 * kWidth)));
       down.push_back(register_module("down" + number, torch::nn::Linear(2 * kWidth, kWidth)));
-      norms.push_back(register_module(
-          "norm" + number, torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}))));
+      norms.push_back(register_module("norm" + number,
+                                      torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}))));
     }
   }
   Tensor loss(int64_t update) override {

@@ -43,7 +43,8 @@ Tensor token_loss(const Tensor& logits, const Tensor& targets) {
 
 struct GptBlock : torch::nn::Module {
   GptBlock()
-      : first(register_module("first", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
+      : first(
+            register_module("first", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
         second(
             register_module("second", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
         qkv(register_module("qkv", Linear(kWidth, 3 * kWidth))),
@@ -80,7 +81,8 @@ struct Gpt final : Net {
 
   Tensor loss(int64_t update) override {
     const auto ids = tokens_of(options, samples, kLength, update);
-    const auto places = torch::arange(kLength, torch::TensorOptions(torch::kLong).device(options.device));
+    const auto places =
+        torch::arange(kLength, torch::TensorOptions(torch::kLong).device(options.device));
     auto x = torch::dropout(tokens(ids) + positions(places), kDropout, is_training());
     std::vector<std::pair<Tensor, Tensor>> cache;
     for (const auto& block : blocks) x = block->forward(x, cache);
@@ -113,8 +115,7 @@ struct T5Attention : torch::nn::Module {
   Tensor forward(const Tensor& x, const Tensor& from, const Tensor& bias) {
     auto scores = torch::matmul(heads_of(query(x)), heads_of(key(from)).transpose(2, 3));
     scores += bias;
-    const auto weights =
-        torch::dropout(torch::softmax(scores, -1), kDropout, is_training());
+    const auto weights = torch::dropout(torch::softmax(scores, -1), kDropout, is_training());
     return out(joined(torch::matmul(weights, heads_of(value(from)))));
   }
   Linear query, key, value, out;
@@ -139,7 +140,8 @@ struct T5Block : torch::nn::Module {
     const auto normed = norms[0]->forward(x);
     x = add(x, own->forward(normed, normed, bias));
     if (cross) x = add(x, cross->forward(norms[2]->forward(x), encoded, cross_bias));
-    const auto wide = torch::dropout(torch::relu(up(norms[1]->forward(x))), kDropout, is_training());
+    const auto wide =
+        torch::dropout(torch::relu(up(norms[1]->forward(x))), kDropout, is_training());
     return add(x, down(wide));
   }
   std::shared_ptr<T5Attention> own, cross;
@@ -149,7 +151,8 @@ struct T5Block : torch::nn::Module {
 
 struct EncoderDecoder final : Net {
   static constexpr int64_t kLength = 96, kBlocks = 6;
-  explicit EncoderDecoder(const NetOptions& o) : options(o), samples(o.samples > 0 ? o.samples : 8) {
+  explicit EncoderDecoder(const NetOptions& o)
+      : options(o), samples(o.samples > 0 ? o.samples : 8) {
     tokens = register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth));
     distances = register_module("distances", torch::nn::Embedding(2 * kLength, kHeads));
     norm = register_module("norm", std::make_shared<RmsNorm>());
@@ -161,7 +164,8 @@ struct EncoderDecoder final : Net {
   }
   // [1, heads, length, length], made once and read by every block.
   Tensor position_bias(bool is_causal) {
-    const auto place = torch::arange(kLength, torch::TensorOptions(torch::kLong).device(options.device));
+    const auto place =
+        torch::arange(kLength, torch::TensorOptions(torch::kLong).device(options.device));
     auto bias = distances(place.unsqueeze(0) - place.unsqueeze(1) + kLength).permute({2, 0, 1});
     if (is_causal) {
       const auto later = torch::ones({kLength, kLength}, options.device).triu(1);
@@ -199,28 +203,28 @@ struct VisionTransformer final : Net {
     positions = register_parameter("positions", torch::randn({1, count + 1, kWidth}) * 0.02);
     first = register_parameter("first", torch::zeros({1, 1, kWidth}));
     for (int64_t i = 0; i < kBlocks; ++i) {
-      blocks.push_back(register_module(
-          "block" + std::to_string(i),
-          torch::nn::TransformerEncoderLayer(
-              torch::nn::TransformerEncoderLayerOptions(kWidth, kHeads)
-                  .dim_feedforward(4 * kWidth)
-                  .dropout(kDropout)
-                  .activation(torch::kGELU))));
+      blocks.push_back(register_module("block" + std::to_string(i),
+                                       torch::nn::TransformerEncoderLayer(
+                                           torch::nn::TransformerEncoderLayerOptions(kWidth, kHeads)
+                                               .dim_feedforward(4 * kWidth)
+                                               .dropout(kDropout)
+                                               .activation(torch::kGELU))));
     }
     classes = register_module("classes", Linear(kWidth, kClasses));
   }
   Tensor loss(int64_t update) override {
-    const auto images = options.device.is_meta()
-                            ? torch::empty({samples, 3, kSide, kSide}, torch::kMeta)
-                            : torch::randn({samples, 3, kSide, kSide},
-                                           at::detail::createCPUGenerator(
-                                               static_cast<uint64_t>(1000 + update)));
+    const auto images =
+        options.device.is_meta()
+            ? torch::empty({samples, 3, kSide, kSide}, torch::kMeta)
+            : torch::randn({samples, 3, kSide, kSide},
+                           at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + update)));
     auto x = patches(images).flatten(2).transpose(1, 2);
     x = torch::cat({first.expand({samples, -1, -1}), x}, 1) + positions;
     x = x.transpose(0, 1);
     for (auto& block : blocks) x = block(x);
     const auto labels =
-        torch::arange(samples, torch::TensorOptions(torch::kLong).device(options.device)) % kClasses;
+        torch::arange(samples, torch::TensorOptions(torch::kLong).device(options.device)) %
+        kClasses;
     return F::cross_entropy(classes(x[0]), labels);
   }
   NetOptions options;

@@ -131,10 +131,9 @@ void AutoMicroBatch::close_window(const Ranges& ranges) {
   const auto samples = largest(ranges);
   went_well_ = std::max(went_well_, samples);
   if (too_large_ == 0) return;
-  log::warn_here("memory",
-                 format("micro-batches of {} did not fit: from now on a batch is split "
-                        "into micro-batches of at most {}",
-                        plural(too_large_, "sample"), limit_));
+  log::warn_here("memory", format("micro-batches of {} did not fit: from now on a batch is split "
+                                  "into micro-batches of at most {}",
+                                  plural(too_large_, "sample"), limit_));
 }
 
 }  // namespace fleet

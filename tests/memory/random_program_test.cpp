@@ -119,7 +119,7 @@ struct Variant {
   MakePolicy policy;  // null: plain
   bool with_recompute = false;
   bool with_offload = false;
-  bool with_plan = false;  // a random one for the program
+  bool with_plan = false;       // a random one for the program
   bool with_evictions = false;  // in backward
 };
 
@@ -179,7 +179,9 @@ const std::vector<Variant>& variants() {
        .policy = make<EvictAtRandom>(false, 2),
        .with_recompute = true,
        .with_evictions = true},
-      {.name = "evictions, segments", .policy = make<EvictAtRandom>(true, 3), .with_evictions = true},
+      {.name = "evictions, segments",
+       .policy = make<EvictAtRandom>(true, 3),
+       .with_evictions = true},
       {.name = "evictions, offload",
        .policy = make<EvictAtRandom>(true, 4),
        .with_offload = true,

@@ -2,10 +2,11 @@
 // Nets of the shapes that people train, within a fraction of their activations: bit for bit as
 // plain training, whether values are evicted on demand or by a plan.
 
+#include "bench/zoo/zoo.h"
+
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "bench/zoo/zoo.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_allocator.h"

@@ -81,7 +81,8 @@ class ObserverScope {
 /// This thread's; null for none.
 OpObserver* op_observer();
 
-/// LibTorch implements it by other ops, whose gradients make up its own (CompositeImplicitAutograd).
+/// LibTorch implements it by other ops, whose gradients make up its own
+/// (CompositeImplicitAutograd).
 bool is_composite(const c10::OperatorHandle& op);
 
 /// Runs an op that was intercepted as if no kernel of Fleet's stood in its way: past the observer

@@ -12,8 +12,8 @@
 namespace fleet::memory {
 namespace {
 
-constexpr size_t kLongestWalk = 64;     // ops
-constexpr int64_t kAtOnce = 256;        // a fraction of what is live is freed at least
+constexpr size_t kLongestWalk = 64;  // ops
+constexpr int64_t kAtOnce = 256;     // a fraction of what is live is freed at least
 
 struct Registry {
   std::mutex mutex;
@@ -101,8 +101,7 @@ void EvictionPool::add(const std::shared_ptr<KeptValue>& kept, int storage, int 
   const auto maker = maker_.find(storage);
   const int op = origin.op >= 0 ? origin.op : maker == maker_.end() ? -1 : maker->second;
   if (!contains(op)) return;
-  candidates_.push_back(
-      {.kept = kept, .op = op, .last_use = reader, .is_result = origin.op < 0});
+  candidates_.push_back({.kept = kept, .op = op, .last_use = reader, .is_result = origin.op < 0});
   at(op).values.push_back(kept);
 }
 
@@ -195,12 +194,17 @@ double EvictionPool::distance_of(const Candidate& candidate) const {
 // ---- eviction
 
 std::vector<EvictionPool::Group> EvictionPool::groups() {
+  const auto is_gone = [](const Candidate& candidate) { return candidate.kept.expired(); };
+  if (std::erase_if(candidates_, is_gone) > 0) {
+    index_.clear();  // in backward nothing is added
+    for (size_t i = 0; is_forward_ && i < candidates_.size(); ++i) {
+      index_[candidates_[i].kept.lock().get()] = i;
+    }
+  }
   std::vector<Group> result;
   std::unordered_map<const c10::StorageImpl*, size_t> by_storage;
-  size_t expired = 0;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const auto kept = candidates_[i].kept.lock();
-    expired += !kept;
     if (!kept || !kept->is_intact()) continue;
     // One that a later segment reads belongs to no region any more.
     if (const auto region = kept->region(); !region || region->pool() != this) continue;
@@ -211,29 +215,14 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
     }
     auto& group = result[place->second];
     group.candidates.push_back(i);
-    group.is_pinned |= kept->tensor().use_count() > 1 ||
-                       std::ranges::find(pinned_, kept.get()) != pinned_.end();
+    group.is_pinned |=
+        kept->tensor().use_count() > 1 || std::ranges::find(pinned_, kept.get()) != pinned_.end();
   }
   std::erase_if(result, [&](const Group& group) {
     const auto holders = c10::raw::intrusive_ptr::use_count(
         const_cast<c10::StorageImpl*>(group.storage));  // only its count is read
     return group.is_pinned || holders != group.candidates.size();
   });
-  if (expired > candidates_.size() / 2) {
-    // Indices change: the groups are found again next time.
-    std::vector<size_t> moved(candidates_.size());
-    size_t kept = 0;
-    for (size_t i = 0; i < candidates_.size(); ++i) {
-      moved[i] = kept;
-      if (!candidates_[i].kept.expired()) candidates_[kept++] = candidates_[i];
-    }
-    candidates_.resize(kept);
-    for (auto& group : result) {
-      for (auto& index : group.candidates) index = moved[index];
-    }
-    index_.clear();
-    for (size_t i = 0; i < kept; ++i) index_[candidates_[i].kept.lock().get()] = i;
-  }
   return result;
 }
 
@@ -251,7 +240,8 @@ int64_t EvictionPool::evict_here(int64_t bytes) {
   std::ranges::sort(all, {}, &Group::score);
   // The bits of a dropout's mask need room before it is freed.
   const auto has_results_only = [&](const Group& group) {
-    return std::ranges::all_of(group.candidates, [&](size_t i) { return candidates_[i].is_result; });
+    return std::ranges::all_of(group.candidates,
+                               [&](size_t i) { return candidates_[i].is_result; });
   };
   const auto first = std::ranges::find_if(all, has_results_only);
   if (first != all.end()) std::rotate(all.begin(), first, first + 1);

@@ -79,8 +79,8 @@ class EvictionPool {
     double clock = 0;  // when it ended, in seconds of the forward's ops
     c10::SmallVector<int, 4> parents, children;
     c10::SmallVector<std::weak_ptr<KeptValue>, 2> values;  // made by it, or saved inside it
-    int component = -1;  // of evicted ops; -1: none
-    int seen = 0;        // by the walk of this number
+    int component = -1;                                    // of evicted ops; -1: none
+    int seen = 0;                                          // by the walk of this number
   };
   struct Component {
     int parent = -1;  // union-find

@@ -21,9 +21,8 @@ constexpr double kLeastMargin = 0.02;  // above the least that a plan takes
 constexpr double kWorthIt = 0.98;      // of the time of micro-batches twice as large
 
 std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
-  return format(
-      "no plan holds {} within {}, the least is {}: values are evicted on demand",
-      micro_batch_text(samples), byte_size_text(budget), byte_size_text(least));
+  return format("no plan holds {} within {}, the least is {}: values are evicted on demand",
+                micro_batch_text(samples), byte_size_text(budget), byte_size_text(least));
 }
 
 }  // namespace
@@ -230,7 +229,8 @@ int64_t BudgetPlans::quickest_size(int64_t largest) const {
     if (here && is_hopeless(half)) return samples;
     const auto smaller = plan(half);
     if (!smaller && !is_hopeless(half)) return half;
-    if (here && seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
+    if (here &&
+        seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
       return samples;
     }
     samples = half;

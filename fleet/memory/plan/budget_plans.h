@@ -95,14 +95,14 @@ class BudgetPlans {
     int steps = 0;  // that ran without a plan
     int measured = 0;
     double margin = 0.01;
-    bool is_tightened = false;  // since it was measured
-    bool is_unbounded = false;  // the next step is measured beyond the budget
-    bool is_followed = false;   // the last step ran by the plan that is in force
+    bool is_tightened = false;   // since it was measured
+    bool is_unbounded = false;   // the next step is measured beyond the budget
+    bool is_followed = false;    // the last step ran by the plan that is in force
     bool was_unbounded = false;  // once
     bool can_split = false;      // its batch, into smaller micro-batches
-    int64_t saved_bytes = 0;    // of the forward that was measured
-    int64_t plain_peak = 0;     // by the profile
-    std::string why_again;      // a plan is to replace another
+    int64_t saved_bytes = 0;     // of the forward that was measured
+    int64_t plain_peak = 0;      // by the profile
+    std::string why_again;       // a plan is to replace another
     std::string offload_note;
     std::shared_ptr<const StepProfile> profile;
     std::vector<MemoryCounter::TagUse> base_tags;

@@ -172,8 +172,8 @@ void Profiler::unpacked(int op, int64_t handed_out) {
   node_live_ = counter_.live();
   entry.has_backward = true;
   const auto in_transit = file_ ? file_->statistics().memory_bytes : 0;
-  entry.gradient_bytes =
-      std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() - node_handed_out_ - in_transit);
+  entry.gradient_bytes = std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() -
+                                                            node_handed_out_ - in_transit);
 }
 
 void Profiler::replayed(int op, double seconds) {

@@ -55,7 +55,7 @@ class Profiler final : public ReplayObserver {
   std::vector<std::pair<int, std::weak_ptr<KeptValue>>> kept_;  // with block
   Clock::time_point began_, op_began_, node_began_;
   bool in_forward_ = true;
-  bool is_unpacking_ = false;  // a replay may run
+  bool is_unpacking_ = false;        // a replay may run
   bool had_inner_backward_ = false;  // since the last op: gradients taken inside the forward
   double recompute_seconds_of_node_ = 0;
   int64_t op_live_ = 0, node_live_ = 0;

@@ -18,7 +18,7 @@ class TapePolicy {
   enum class Treatment : char {
     kKeep,
     kDrop,  // recomputed in backward; evicted when the segment ends, so never in the last one
-    kEvictEagerly,  // recomputed in backward; freed as soon as the user's program frees it
+    kEvictEagerly,   // recomputed in backward; freed as soon as the user's program frees it
     kEvictOnDemand,  // kept until memory is short, then evicted in the order of an EvictionPool
   };
 
