@@ -15,6 +15,7 @@ const std::vector<ApplicationEntry>& all_applications();
 /// "bert-base", "bert-large", "resnet18", ...
 std::vector<std::string_view> preset_names();
 
+/// A named model, as `fleet plan` and `fleet convert` know it.
 struct ApplicationPreset {
   const ApplicationEntry& application;
   const Preset& preset;

@@ -7,6 +7,7 @@
 
 namespace fleet::applications {
 
+/// How many images of which size, in how many classes.
 struct SyntheticImages {
   int64_t classes = 10;
   int64_t image_size = 224;  // of a side, in pixels

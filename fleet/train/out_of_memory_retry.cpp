@@ -64,7 +64,7 @@ bool OutOfMemoryRetry::recover(const BatchShape& batch, const Ranges& ranges,
   if (!has_another_plan && !batch.can_slice) return false;
   const auto why_not = stack_.micro_batch->why_not_split(ranges, is_merged);
   if (!has_another_plan && !why_not.empty()) {
-    throw UsageError("memory", format("{}; {}", without_fix(error_message(error)), why_not),
+    throw UsageError("memory", format("{}: {}", why_not, without_fix(error_message(error))),
                      "raise the budget, use a smaller batch, or switch gradient_merge on");
   }
   window_.abandon();

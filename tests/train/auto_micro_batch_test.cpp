@@ -75,6 +75,7 @@ TEST(AutoMicroBatchTest, GivesWhatTheSmallPartsHadGivenFromTheStart) {
       SCOPED_TRACE(name);
       // 18 does not divide evenly: 18, 9, 4 samples.
       BlockTraining setup{.strategy = strategy, .net = {.dropout = 0.3}, .samples = 18};
+      setup.strategy.gradient_merge = true;  // there is batch norm
       int failures = 0;
       setup.prepare = short_of_memory(4, in_backward, &failures);
       const auto outcome = train_blocks(setup);
@@ -91,7 +92,10 @@ TEST(AutoMicroBatchTest, GivesWhatTheSmallPartsHadGivenFromTheStart) {
 }
 
 TEST(AutoMicroBatchTest, ARealBudgetIsKept) {
-  BlockTraining setup{.net = {.width = 128, .dropout = 0.3}, .samples = 512, .steps = 2};
+  BlockTraining setup{.strategy = {.gradient_merge = true},  // there is batch norm
+                      .net = {.width = 128, .dropout = 0.3},
+                      .samples = 512,
+                      .steps = 2};
   const auto peak = [&](int64_t samples) {
     auto small = setup;
     small.strategy = parts_of(samples);
@@ -117,6 +121,17 @@ TEST(AutoMicroBatchTest, ARealBudgetIsKept) {
   expect_same(outcome, train_blocks(setup));
 }
 
+TEST(AutoMicroBatchTest, BatchNormIsNotSplitUnlessMergingWasAskedFor) {
+  const Budget budget(kPlenty);
+  int failures = 0;
+  BlockTraining setup;
+  setup.prepare = short_of_memory(4, /*in_backward=*/false, &failures);
+  const auto text = error_message_of<UsageError>([&] { train_blocks(setup); });
+  EXPECT_TRUE(says(text, "the batch norm in 'norms.0' would see other batches",
+                   "switch gradient_merge on"));
+  EXPECT_EQ(failures, 1);
+}
+
 TEST(AutoMicroBatchTest, WithoutAvgTheUpdateIsAsLargeAsAsked) {
   const Budget budget(kPlenty);
   BlockTraining setup{
@@ -133,7 +148,7 @@ TEST(AutoMicroBatchTest, WithoutAvgTheUpdateIsAsLargeAsAsked) {
 TEST(AutoMicroBatchTest, SaysOnceWhatItDid) {
   const Budget budget(kPlenty);
   int failures = 0;
-  BlockTraining setup;
+  BlockTraining setup{.strategy = {.gradient_merge = true}};
   setup.prepare = short_of_memory(5, /*in_backward=*/false, &failures);
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
@@ -174,7 +189,7 @@ TEST(AutoMicroBatchTest, OneSampleThatDoesNotFitIsAnErrorWithTheAllocatorsText) 
 // allocator's error passes.
 TEST(AutoMicroBatchTest, WhatCannotBeSplitPassesTheErrorOn) {
   int failures = 0;
-  BlockTraining setup;
+  BlockTraining setup{.strategy = {.gradient_merge = true}};
   setup.prepare = short_of_memory(4, /*in_backward=*/true, &failures);
   EXPECT_NE(error_message_of<c10::OutOfMemoryError>([&] { train_blocks(setup); }), "");
   EXPECT_EQ(failures, 1);
@@ -201,12 +216,13 @@ TEST(AutoMicroBatchTest, ARankSplitsOnItsOwn) {
   const Budget budget(kPlenty);
   for (const bool in_backward : {false, true}) {
     int failures = 0;
-    const auto outcome = train_blocks_on(2, {}, [&](BlockTraining& own, int rank) {
+    const BlockTraining merged{.strategy = {.gradient_merge = true}};  // there is batch norm
+    const auto outcome = train_blocks_on(2, merged, [&](BlockTraining& own, int rank) {
       if (rank == 0) own.prepare = short_of_memory(4, in_backward, &failures);
     });
     EXPECT_EQ(outcome[0].reports[3].micro_batches, 4);
     EXPECT_EQ(outcome[1].reports[3].micro_batches, 1);
-    expect_same(outcome, train_blocks_on(2, {}, [](BlockTraining& own, int rank) {
+    expect_same(outcome, train_blocks_on(2, merged, [](BlockTraining& own, int rank) {
                   if (rank == 0) own.strategy = parts_of(4);
                 }));
     EXPECT_EQ(failures, 2);

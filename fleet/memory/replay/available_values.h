@@ -21,13 +21,15 @@ class AvailableValues {
 
   AvailableValues() = default;
   /// Values are looked up when they are asked for; `source` returns null for none.
-  explicit AvailableValues(Source source) : source_(std::move(source)) {}
+  explicit AvailableValues(Source source) : source_(std::move(source)), looks_up_(true) {}
 
   /// A value that is resident and intact; views are left out.
   void add(const std::shared_ptr<KeptValue>& kept) {
     const auto& origin = kept->origin();
     if (origin.value >= 0 && !origin.is_view) put(origin.value, origin.version, kept);
   }
+  /// Whether its values belong to others too, so that no replay may write to them.
+  bool are_shared() const { return looks_up_; }
   /// From now on nothing is looked up: what the replay itself refills stays out.
   void freeze() { source_ = nullptr; }
 
@@ -56,6 +58,7 @@ class AvailableValues {
   }
 
   Source source_;
+  bool looks_up_ = false;
   std::unordered_map<uint64_t, Entry> values_;
 };
 

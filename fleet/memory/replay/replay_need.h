@@ -46,9 +46,10 @@ class ReplayNeed {
   /// Where an input comes from: kept somewhere, or recomputed by the replay itself.
   bool is_kept(const OpInput& input) const;
   bool is_kept_elsewhere(const OpInput& input) const;
-  /// Null for none. An op that writes in place never starts from one: it would change it.
+  /// Null for none. An op that writes in place never starts from one that others read too.
   KeptValue* find_available(const OpInput& input) const {
-    return input.written ? nullptr : available_.find(input.value, input.version);
+    if (input.written && available_.are_shared()) return nullptr;
+    return available_.find(input.value, input.version);
   }
 
  private:
