@@ -2,6 +2,7 @@
 #include "fleet/memory/offload/offload_io.h"
 
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -24,6 +25,12 @@ double cpu_seconds_of_this_thread() {
 }
 
 }  // namespace
+
+OffloadFile::Core::Core(const OffloadOptions& options)
+    : process(getpid()),
+      file(options.directory, options.buffer_bytes,
+           options.page_cache ? DirectFile::Way::kPageCache : DirectFile::Way::kDirect),
+      extents(options.max_file_bytes / DirectFile::kBlock * DirectFile::kBlock) {}
 
 void OffloadFile::Core::run() {
   std::unique_lock lock(mutex);

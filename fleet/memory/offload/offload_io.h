@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -57,10 +54,7 @@ struct OffloadFile::Core {
   using Entry = Ticket::Entry;
   using State = Entry::State;
 
-  explicit Core(const OffloadOptions& options)
-      : file(options.directory, options.buffer_bytes,
-             options.page_cache ? DirectFile::Way::kPageCache : DirectFile::Way::kDirect),
-        extents(options.max_file_bytes / DirectFile::kBlock * DirectFile::kBlock) {}
+  explicit Core(const OffloadOptions& options);
 
   /// The I/O thread: until `stopping`.
   void run();
@@ -76,8 +70,8 @@ struct OffloadFile::Core {
   torch::Tensor release(Entry& entry);
   void unqueue(const Entry& entry);
 
-  const pid_t process = getpid();
-  DirectFile file;  // its bytes move on the I/O thread only
+  const int process;  // its id
+  DirectFile file;    // its bytes move on the I/O thread only
 
   mutable std::mutex mutex;
   std::condition_variable work;     // for the I/O thread
