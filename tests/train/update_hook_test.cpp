@@ -96,7 +96,9 @@ TEST(UpdateHookTest, SnapshotsHoldItsState) {
       snapshots.after_update();
     }
     snapshots.finish();
-    if (begin == 2) EXPECT_TRUE(torch::equal(training.hook->sum, whole.hook->sum));
+    if (begin == 2) {
+      EXPECT_TRUE(torch::equal(training.hook->sum, whole.hook->sum));
+    }
   }
   // One that the snapshot knows nothing of, or that is gone, is told by name.
   auto net = small_net();
