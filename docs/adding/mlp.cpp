@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "docs/adding/mlp.h"
 
+#include <cmath>
+
 namespace adding {
 
 namespace apps = fleet::applications;
@@ -20,10 +22,13 @@ MlpImpl::MlpImpl(const MlpOptions& options) : options_(options) {
   int64_t in = 3 * options.image_size * options.image_size;
   for (int64_t i = 0; i <= options.layers; ++i) {
     const int64_t out = i < options.layers ? options.hidden : options.classes;
-    layers_.push_back(register_module(fleet::format("layer{}", i), torch::nn::Linear(in, out)));
+    // Made on its device, which may be meta: shapes without memory, for plans.
+    const fleet::ops::LinearOptions layer{.std = std::sqrt(2.0 / static_cast<double>(in)),
+                                          .device = options.device};
+    layers_.push_back(
+        register_module(fleet::format("layer{}", i), fleet::ops::Linear(in, out, layer)));
     in = out;
   }
-  to(options.device);
 }
 
 torch::Tensor MlpImpl::forward(torch::Tensor x) {

@@ -2,8 +2,7 @@
 #pragma once
 
 #include <fleet/fleet.h>
-
-#include <torch/nn/modules/linear.h>
+#include <fleet/ops/linear.h>
 
 namespace adding {
 
@@ -38,7 +37,7 @@ class MlpImpl : public torch::nn::Module {
 
  private:
   MlpOptions options_;
-  std::vector<torch::nn::Linear> layers_;
+  std::vector<fleet::ops::Linear> layers_;
 };
 using Mlp = fleet::applications::ImageApplication<MlpImpl>;
 
