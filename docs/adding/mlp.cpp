@@ -35,7 +35,7 @@ torch::Tensor MlpImpl::forward(torch::Tensor x) {
   x = x.flatten(1);
   const auto names = checkpoints();
   for (size_t i = 0; i < names.size(); ++i) {
-    x = fleet::checkpoint(layers_[i](x).relu(), names[i]);
+    x = fleet::checkpoint(layers_[i](x).clamp_min(0), names[i]);
   }
   return layers_.back()(x);
 }
