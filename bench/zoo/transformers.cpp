@@ -70,8 +70,8 @@ struct GptBlock : torch::nn::Module {
 };
 
 struct Gpt final : Net {
-  static constexpr int64_t kLength = 128, kBlocks = 12;
-  explicit Gpt(const NetOptions& o) : Net(o, 8) {
+  static constexpr int64_t kLength = 256, kBlocks = 12;
+  explicit Gpt(const NetOptions& o) : Net(o, 4) {
     tokens = register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth));
     positions = register_module("positions", torch::nn::Embedding(kLength, kWidth));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
