@@ -14,6 +14,7 @@ std::vector<Row> bench_data_parallel();
 std::vector<Row> bench_elastic();
 std::vector<Row> bench_faults();
 std::vector<Row> bench_images();
+std::vector<Row> bench_kernels();
 std::vector<Row> bench_local_sgd();
 std::vector<Row> bench_local_sgd_accuracy();
 std::vector<Row> bench_memory();

@@ -40,6 +40,7 @@ constexpr std::array kBenchmarks = {
               bench_faults},
     Benchmark{"images", "JPEG files to batches, beside PyTorch with Pillow (FLEET_PYTHON names it)",
               1, bench_images},
+    Benchmark{"kernels", "fused layers beside the same layers of LibTorch's ops", 1, bench_kernels},
     Benchmark{"local-sgd", "Fashion-MNIST on two hosts and a slow link (needs root)", 2,
               bench_local_sgd, run_on_two_hosts},
     Benchmark{"local-sgd-accuracy", "Fashion-MNIST by local SGD: what longer intervals cost", 2,

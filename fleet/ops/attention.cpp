@@ -3,12 +3,14 @@
 
 #include <cmath>
 
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
+
+#include "fleet/ops/dropout.h"
+#include "fleet/ops/tiled_attention.h"
 
 namespace fleet::ops {
 namespace {
@@ -29,7 +31,7 @@ Tensor plain(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bi
   auto weights = torch::matmul(q * scale, k.transpose(-2, -1));
   if (bias.defined()) weights.add_(bias);
   weights = torch::softmax(weights, -1);
-  if (p > 0) weights = torch::dropout(weights, p, /*train=*/true);
+  weights = dropout(weights, p);
   return torch::matmul(weights, v);
 }
 
@@ -41,6 +43,13 @@ Tensor fused(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionM
   std::optional<Tensor> bias;
   if (mask.bias.defined()) bias = mask.bias.to(q.scalar_type());
   return torch::scaled_dot_product_attention(q, k, v, bias, p);
+}
+
+Tensor tiled(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask,
+             double p) {
+  TiledAttentionOptions options{.keys = mask.keys, .causal = mask.causal, .dropout = p};
+  if (!mask.keys.defined() && !mask.causal) options.bias = mask.bias;
+  return tiled_attention(q, k, v, options);
 }
 
 }  // namespace
@@ -64,13 +73,16 @@ AttentionMask AttentionMask::causal_padding(const Tensor& keys) {
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask,
                  const AttentionOptions& options, bool training) {
-  const auto split = [&](const Tensor& x) {
-    return x.unflatten(-1, {options.heads, x.size(-1) / options.heads}).transpose(1, 2);
+  const auto heads_of = [&](const Tensor& x) {
+    return x.unflatten(-1, {options.heads, x.size(-1) / options.heads});
   };
+  const auto split = [&](const Tensor& x) { return heads_of(x).transpose(1, 2); };
   const double p = training ? options.dropout : 0;
   const bool on_cpu = q.is_cpu() || q.is_meta();
-  const bool is_plain =
-      options.path == AttentionPath::kPlain || (options.path == AttentionPath::kAuto && on_cpu);
+  if (options.path == AttentionPath::kTiled || (options.path == AttentionPath::kAuto && on_cpu)) {
+    return tiled(heads_of(q), heads_of(k), heads_of(v), mask, p).flatten(2);
+  }
+  const bool is_plain = options.path == AttentionPath::kPlain;
   const auto context = is_plain ? plain(split(q), split(k), split(v), mask.bias, p)
                                 : fused(split(q), split(k), split(v), mask, p);
   return context.transpose(1, 2).flatten(2);

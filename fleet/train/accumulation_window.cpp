@@ -16,6 +16,7 @@ void AccumulationWindow::open(const std::vector<double>& loss_weights) {
 void AccumulationWindow::begin() {
   if (is_open()) return;
   stack_.arena->begin_window();
+  stack_.window_samples = 0;
   if (stack_.amp) stack_.amp->open_window();
   state_ = State::kEmpty;
 }

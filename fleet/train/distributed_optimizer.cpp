@@ -70,7 +70,7 @@ void DistributedOptimizer::complete(UpdateReport& report) {
 Loss DistributedOptimizer::compute_loss(const MicroBatch& micro_batch, const SliceLoss& closure) {
   auto& s = *state_;
   s.arena->set_arrivals(ParameterArena::Arrivals::kRefuse);
-  ForwardScopes scopes(s, micro_batch.samples());
+  ForwardScopes scopes(s, micro_batch);
   auto loss = closure(micro_batch.begin, micro_batch.end);
   scopes.end();
   return loss;
@@ -259,7 +259,7 @@ DistributedOptimizer::ForwardScope DistributedOptimizer::forward(int64_t samples
   s.window.drop_if_cleared();
   s.window.begin_for_backward();
   s.window.forward.reset();  // of a forward whose loss was not used
-  s.window.forward = std::make_shared<ForwardScopes>(s, samples);
+  s.window.forward = std::make_shared<ForwardScopes>(s, MicroBatch{.end = samples});
   return ForwardScope(s.window.forward);
 }
 

@@ -8,30 +8,35 @@
 
 namespace fleet {
 
-ForwardScopes::ForwardScopes(TrainingStack& stack, int64_t samples)
-    : samples_(samples),
+ForwardScopes::ForwardScopes(TrainingStack& stack, const MicroBatch& micro_batch)
+    : stack_(stack),
+      samples_(micro_batch.samples()),
+      random_(std::in_place, stack.random_position(micro_batch)),
       sync_batch_norm_(std::in_place, stack.norm_comm),
       autocast_(std::in_place, stack.amp ? &stack.amp->autocast() : nullptr),
       budget_(std::in_place, stack.memory.get()),
-      recorded_(std::in_place, stack.memory.get(), samples) {}
+      recorded_(std::in_place, stack.memory.get(), samples_) {}
 
-void ForwardScopes::end() {
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  if (recorded_) recorded_->finish();
+void ForwardScopes::leave() {
   recorded_.reset();
   budget_.reset();
   autocast_.reset();
   sync_batch_norm_.reset();
+  if (random_) stack_.window_samples += random_->samples();
+  random_.reset();
+}
+
+void ForwardScopes::end() {
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (recorded_) recorded_->finish();
+  leave();
 }
 
 void ForwardScopes::end_noexcept() noexcept {
   try {
     end();
   } catch (...) {
-    recorded_.reset();
-    budget_.reset();
-    autocast_.reset();
-    sync_batch_norm_.reset();
+    leave();
     error_ = std::current_exception();
   }
 }

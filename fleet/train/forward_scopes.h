@@ -5,20 +5,21 @@
 #include <exception>
 #include <optional>
 
+#include "fleet/ops/random_scope.h"
 #include "fleet/parallel/sync_batch_norm.h"
 #include "fleet/precision/autocast.h"
 #include "fleet/train/memory_strategy.h"
+#include "fleet/train/micro_batch.h"
 
 namespace fleet {
 
 struct TrainingStack;
 
-/// The scopes that strategies put around one forward: batch norm over all ranks, autocast, the
-/// memory budget, the tape. They end in the reverse order.
+/// The scopes around one forward: the position of random ops, batch norm over all ranks, autocast,
+/// the memory budget, the tape. They end in the reverse order.
 class ForwardScopes {
  public:
-  /// `samples`: of the micro-batch; 0 when they are not known.
-  ForwardScopes(TrainingStack& stack, int64_t samples);
+  ForwardScopes(TrainingStack& stack, const MicroBatch& micro_batch);
 
   /// Before backward: throws what recompute has against the forward.
   void end();
@@ -28,7 +29,11 @@ class ForwardScopes {
   int64_t samples() const { return samples_; }
 
  private:
+  void leave();
+
+  TrainingStack& stack_;
   int64_t samples_;
+  std::optional<ops::RandomScope> random_;
   std::optional<SyncBatchNormScope> sync_batch_norm_;
   std::optional<precision::AutocastScope> autocast_;
   std::optional<MemoryStrategy::Enforced> budget_;

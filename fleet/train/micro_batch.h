@@ -18,6 +18,7 @@ struct BatchShape {
 struct MicroBatch {
   int64_t begin = 0;  // samples of the batch; both 0 where they are not known
   int64_t end = 0;
+  int64_t batch_samples = 0;   // of the whole batch on this rank; 0: not known
   double weight = 1;           // of a mean; a WeightedLoss has its own
   bool is_last = true;         // of the accumulation window
   int64_t window_size = 1;     // micro-batches that the window will have

@@ -28,6 +28,7 @@ OutOfMemoryRetry::MicroBatches OutOfMemoryRetry::micro_batches_of(const BatchSha
   for (const auto& [begin, end] : ranges) {
     result.push_back({.begin = begin,
                       .end = end,
+                      .batch_samples = batch.samples,
                       .weight = static_cast<double>(end - begin),
                       .is_last = end == batch.samples,
                       .window_size = std::ssize(ranges),

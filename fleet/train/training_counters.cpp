@@ -11,6 +11,7 @@ const FieldList& fields_of(const TrainingCounters*) {
           field<&C::attempts>("attempts", "updates, skipped ones among them").at_least(0),
           field<&C::updates>("updates", "updates").at_least(0),
           field<&C::calls>("calls", "calls of minimize").at_least(0),
+          field<&C::random_seed>("random_seed", "of random ops"),
           field<&C::total_seconds>("total_seconds", "of all calls").at_least(0).in_unit("s"),
           field<&C::lr>("lr", "learning rate").at_least(0),
           field<&C::loss_normalizer>("loss_normalizer", "weight of a usual update").at_least(0),

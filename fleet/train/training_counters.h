@@ -11,9 +11,10 @@ namespace fleet {
 /// The numbers of a DistributedOptimizer that a snapshot keeps beside the tensors; each rank has
 /// its own.
 struct TrainingCounters {
-  int64_t attempts = 0;  ///< updates, those among them that changed nothing
-  int64_t updates = 0;   ///< where the schedule is
-  int64_t calls = 0;     ///< of `minimize`
+  int64_t attempts = 0;     ///< updates, those among them that changed nothing
+  int64_t updates = 0;      ///< where the schedule is
+  int64_t calls = 0;        ///< of `minimize`
+  int64_t random_seed = 0;  ///< of Fleet's random ops; 0: that of the program
   double total_seconds = 0;
   double lr = 0;
   double loss_normalizer = 0;         ///< 0: not agreed on yet

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include "fleet/comm/rendezvous/peer_watch.h"
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
@@ -59,6 +61,7 @@ TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
   micro_batch = std::make_unique<AutoMicroBatch>(model, arena->groups().front().values.device(),
                                                  comm->size());
   build_parallel();
+  agree_on_seed();
   build_local_sgd();
   for (const auto& entry : strategies()) {
     if (auto hook = entry.make_hook ? entry.make_hook(*this) : nullptr) attach(std::move(hook));
@@ -82,6 +85,24 @@ void TrainingStack::build_parallel() {
   parallel->broadcast(model);
   check_all_present(*comm, "at the start");
   if (strategy.sync_batch_norm) norm_comm = comm->duplicate("sync_batch_norm");
+}
+
+// Rank 0's generator gives it, as it gives the parameters.
+void TrainingStack::agree_on_seed() {
+  random_seed = static_cast<int64_t>(at::detail::getDefaultCPUGenerator().current_seed());
+  if (comm->size() == 1) return;
+  const auto seed = torch::tensor({random_seed}, torch::kLong);
+  comm->broadcast(seed, 0, "the seed of random ops");
+  random_seed = seed.item<int64_t>();
+}
+
+ops::RandomScope::Position TrainingStack::random_position(const MicroBatch& next) const {
+  constexpr int kCallsOfARank = 24;  // bits: 16 million samples in a window of unknown ones
+  const int64_t rank = comm->rank();
+  return {.seed = random_seed,
+          .update = attempts(),
+          .first_sample = next.batch_samples > 0 ? rank * next.batch_samples + next.begin
+                                                 : (rank << kCallsOfARank) + window_samples};
 }
 
 void TrainingStack::build_local_sgd() {
@@ -155,6 +176,7 @@ TrainingCounters TrainingStack::counters() const {
   return {.attempts = attempts(),
           .updates = updates(),
           .calls = calls,
+          .random_seed = random_seed,
           .total_seconds = total_seconds,
           .lr = optimizer->lr(),
           .loss_normalizer = normalizer->agreed().loss_normalizer,
@@ -171,6 +193,7 @@ void TrainingStack::set_counters(const TrainingCounters& counters) {
   }
   own_attempts = counters.attempts;
   calls = counters.calls;
+  if (counters.random_seed != 0) random_seed = counters.random_seed;
   total_seconds = counters.total_seconds;
   normalizer->set_agreed(
       {.loss_normalizer = counters.loss_normalizer, .terms = counters.loss_terms});

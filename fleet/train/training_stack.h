@@ -8,6 +8,7 @@
 
 #include "fleet/comm/communicator.h"
 #include "fleet/core/parameter_arena.h"
+#include "fleet/ops/random_scope.h"
 #include "fleet/optim/gradient_merge.h"
 #include "fleet/optim/optimizer.h"
 #include "fleet/optim/schedule.h"
@@ -17,6 +18,7 @@
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss_normalizer.h"
 #include "fleet/train/memory_strategy.h"
+#include "fleet/train/micro_batch.h"
 #include "fleet/train/mixed_precision.h"
 #include "fleet/train/plain_memory.h"
 #include "fleet/train/training_counters.h"
@@ -50,6 +52,10 @@ struct TrainingStack {
   /// Ranks that skipped an update, or had fewer batches, continue with the others' schedule.
   void follow(const SyncReport& sync);
 
+  /// Where the random ops of a micro-batch's forward begin: of its samples in the global batch, as
+  /// ranks split that; or, where those are not known, in the order of calls.
+  ops::RandomScope::Position random_position(const MicroBatch& next) const;
+
   /// Called after the hooks that are there; a name that is taken is an Error.
   void attach(std::shared_ptr<UpdateHook> hook);
 
@@ -72,12 +78,15 @@ struct TrainingStack {
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
   std::vector<std::shared_ptr<UpdateHook>> hooks;
+  int64_t random_seed = 0;     // of Fleet's random ops; the same on all ranks
+  int64_t window_samples = 0;  // that random ops have seen in this window, where calls tell none
   int64_t calls = 0;
   int64_t own_attempts = 0;
   double total_seconds = 0;
   bool is_stopping = false;  // some rank was asked to stop
 
  private:
+  void agree_on_seed();
   void build_parallel();
   void build_local_sgd();
 };

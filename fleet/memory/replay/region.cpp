@@ -171,7 +171,7 @@ void Region::hand_over(Region* outer) {
 }
 
 void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask) {
-  if (record.traits->name != "aten::dropout" || record.saves != 1 || save != 0) return;
+  if (save < 0 || record.traits->mask_save != save || record.saves != 1) return;
   if (record.mask) return;
   // The rng state stays: a mask may be evicted while its op is replayed.
   try {

@@ -2,7 +2,6 @@
 #include "fleet/memory/tape/op_record.h"
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 #include <unordered_map>
 
@@ -14,22 +13,22 @@
 namespace fleet::memory {
 namespace {
 
-// Composites that save much: some of it is cheap to recompute, which shows only in their parts.
-constexpr std::array kOpened = {
-    "aten::scaled_dot_product_attention",
-    "aten::_scaled_dot_product_attention_math",
-    "aten::lstm",
-    "aten::gru",
-    "aten::rnn_tanh",
-    "aten::rnn_relu",
-    "aten::lstm_cell",
-    "aten::gru_cell",
-    "aten::rnn_tanh_cell",
-    "aten::rnn_relu_cell",
-    "aten::einsum",
-    "aten::cross_entropy_loss",
-    "aten::multi_head_attention",
-};
+bool takes_generator(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+    const auto optional = argument.type()->cast<c10::OptionalType>();
+    const auto type = optional ? optional->getElementType() : argument.type();
+    return type->kind() == c10::TypeKind::GeneratorType;
+  });
+}
+
+// Of an op that is not in the table: assumed of those outside of aten.
+bool uses_rng(const c10::OperatorHandle& op, OpProperties::Randomness randomness) {
+  if (randomness != OpProperties::Randomness::kUnknown) {
+    return randomness == OpProperties::Randomness::kGenerator;
+  }
+  return !op.schema().name().starts_with("aten::") || op.hasTag(at::Tag::nondeterministic_seeded) ||
+         takes_generator(op.schema());
+}
 
 OpTraits traits_from(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
@@ -50,18 +49,14 @@ OpTraits traits_from(const c10::OperatorHandle& op) {
   }
   const auto separator = traits.name.find("::");
   const auto name = traits.name.substr(separator + 2);
-  const bool foreign = !traits.name.starts_with("aten::");
-  traits.uses_rng = foreign || op.hasTag(at::Tag::nondeterministic_seeded) ||
-                    std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
-                      const auto optional = argument.type()->cast<c10::OptionalType>();
-                      const auto type = optional ? optional->getElementType() : argument.type();
-                      return type->kind() == c10::TypeKind::GeneratorType;
-                    });
+  const auto properties = op_properties(traits.name);
+  traits.uses_rng = uses_rng(op, properties.randomness);
+  traits.flops = properties.flops;
+  traits.mask_save = properties.mask_save;
   traits.is_factory = name.starts_with("new_") || name.ends_with("_like");
   traits.changes_storage = name == "set_" || name == "resize_" || name == "resize_as_" ||
                            name == "set_data" || name == "swap_";
-  traits.is_opened =
-      std::ranges::find(kOpened, traits.name) != kOpened.end() && compat::is_composite(op);
+  traits.is_opened = properties.is_opened && compat::is_composite(op);
   return traits;
 }
 

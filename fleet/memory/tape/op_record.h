@@ -9,6 +9,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/generator_state.h"
+#include "fleet/core/op_properties.h"
 #include "fleet/core/torch/call_state.h"
 #include "fleet/memory/replay/mask_bits.h"
 
@@ -16,7 +17,7 @@ namespace fleet::memory {
 
 class KeptValue;
 
-/// What an op's schema says, read once per op.
+/// What an op's schema and its properties (op_properties.h) say, read once per op.
 struct OpTraits {
   struct Argument {
     bool written = false;
@@ -28,10 +29,12 @@ struct OpTraits {
   bool writes = false;
   bool has_statistics = false;
   bool is_view = false;          // a result shares its storage with an argument
-  bool uses_rng = false;         // random numbers; assumed of ops outside of aten
+  bool uses_rng = false;         // draws from a generator
   bool is_factory = false;       // the caller fills its results, past the dispatcher
   bool changes_storage = false;  // set_, resize_: the tensor has another storage afterwards
   bool is_opened = false;        // a composite whose parts are recorded instead of it
+  int mask_save = -1;            // which saved tensor is a dropout's mask; -1: none
+  OpProperties::Flops flops = nullptr;
 
   static const OpTraits& of(const c10::OperatorHandle& op);
 };

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the fused ops share: which tensors have kernels, and how an op of Fleet is called.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "fleet/core/op_properties.h"
+#include "fleet/core/parallel_chunks.h"
+#include "fleet/ops/kernels/layer_kernels.h"
+#include "fleet/ops/random_scope.h"
+
+namespace fleet::ops {
+
+/// Whether the kernels take it; others go through LibTorch's ops, which is slower and the same.
+inline bool has_kernel(const torch::Tensor& x) {
+  return (x.is_cpu() || x.is_meta()) &&
+         (x.scalar_type() == torch::kFloat || x.scalar_type() == torch::kBFloat16);
+}
+
+/// Which of a pair of kernels.
+inline size_t kernel_of(const torch::Tensor& x) { return x.scalar_type() == torch::kFloat ? 0 : 1; }
+
+/// Rows of up to so many elements are one thread's.
+inline int64_t rows_per_thread(int64_t width) { return std::max<int64_t>(1, 4096 / (width + 1)); }
+
+/// A small parameter as the kernels read it; undefined stays undefined.
+inline torch::Tensor as_floats(const std::optional<torch::Tensor>& x) {
+  return x && x->defined() ? x->to(torch::kFloat).contiguous() : torch::Tensor();
+}
+inline const float* floats_of(const torch::Tensor& x) {
+  return x.defined() ? x.const_data_ptr<float>() : nullptr;
+}
+
+/// `work(chunk, begin, end)` over ranges of n, one per thread, and how many there will be: for sums
+/// that every thread begins on its own.
+inline int64_t range_count(int64_t n, int64_t least) {
+  return std::clamp<int64_t>(n / std::max<int64_t>(least, 1), 1, chunk_count());
+}
+inline void for_ranges(int64_t n, int64_t count,
+                       const std::function<void(int64_t, int64_t, int64_t)>& work) {
+  parallel_chunks(count, [&](int64_t i) { work(i, n * i / count, n * (i + 1) / count); });
+}
+
+/// An op of namespace `fleet`, past autograd where the caller is its autograd kernel.
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> fleet_op(const char* name) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow((std::string("fleet::") + name).c_str(), "")
+      .typed<Signature>();
+}
+
+}  // namespace fleet::ops
