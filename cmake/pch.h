@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What nearly every source here includes, parsed once. Kept small on purpose: GCC instantiates
 // again, in every source, each template that the precompiled header left pending: torch/nn/module.h
-// would cost each source 2 s more, torch/torch.h 8 s. A source that needs them includes them itself.
+// would cost each source 2 s more, torch/torch.h 8 s. A source that needs them includes them
+// itself.
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -15,7 +15,6 @@
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
 #include "tools/fleet/plan_model.h"
-#include "tools/fleet/plan_picture.h"
 
 namespace fleet::tool {
 namespace {

@@ -11,12 +11,12 @@
 #include "fleet/io/atomic_file.h"
 #include "fleet/io/output_check.h"
 #include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/plan_picture.h"
 #include "fleet/memory/plan/plan_simulation.h"
 #include "fleet/memory/plan/planner.h"
 
 #include "tools/fleet/commands.h"
 #include "tools/fleet/plan_model.h"
-#include "tools/fleet/plan_picture.h"
 
 namespace fleet::tool {
 namespace {
@@ -132,9 +132,10 @@ void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, in
           const Plan& planned) {
   const auto& profile = model.profile(batch);
   const memory::PlanSimulation simulation(profile, model.offload());
-  PlanPicture picture{.title = format("{}, {}, batch {}: one step{}", options.model,
-                                      sample_of(options), batch, options.amp ? " in bf16" : ""),
-                      .budget = budget};
+  memory::PlanPicture picture{
+      .title = format("{}, {}, batch {}: one step{}", options.model, sample_of(options), batch,
+                      options.amp ? " in bf16" : ""),
+      .budget = budget};
   const auto everything = memory::keep_everything(profile);
   const auto blocks = memory::recompute_between_checkpoints(profile);
   const std::pair<Way, const Plan*> plans[] = {
@@ -144,23 +145,7 @@ void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, in
     picture.lines.push_back(
         {std::string(name_of(way)), std::move(prediction.forward), std::move(prediction.backward)});
   }
-  constexpr int kPoints = 16;
-  const auto least = memory::least_memory(profile);
-  std::vector<PlanPicture::Point> points{{least.predicted_peak, least.predicted_seconds}};
-  for (int i = 1; i <= kPoints; ++i) {
-    const auto limit =
-        least.predicted_peak + (everything.predicted_peak - least.predicted_peak) * i / kPoints;
-    if (const auto plan = memory::make_plan(profile, {.budget = limit})) {
-      points.push_back({plan->predicted_peak, plan->predicted_seconds});
-    }
-  }
-  std::ranges::sort(points, {}, &PlanPicture::Point::bytes);
-  // One that takes more memory and more time than another is no choice.
-  for (const auto& point : points) {
-    if (picture.curve.empty() || point.seconds < picture.curve.back().seconds) {
-      picture.curve.push_back(point);
-    }
-  }
+  picture.curve = memory::time_over_memory(profile);
   write(options.svg, picture.svg());
 }
 
