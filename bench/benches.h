@@ -9,6 +9,7 @@ namespace fleet::bench {
 
 /// Every benchmark runs on each of its ranks; what rank 0 returns is reported.
 std::vector<Row> bench_allreduce();
+std::vector<Row> bench_any_model();
 std::vector<Row> bench_data_parallel();
 std::vector<Row> bench_elastic();
 std::vector<Row> bench_faults();

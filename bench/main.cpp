@@ -28,6 +28,10 @@ struct Benchmark {
 constexpr std::array kBenchmarks = {
     Benchmark{"allreduce", "fused against single all-reduces; overhead over LibTorch", 2,
               bench_allreduce},
+    Benchmark{"any-model",
+              "a half, a quarter, an eighth of the activations of many nets (FLEET_BENCH_NETS: "
+              "only these)",
+              1, bench_any_model},
     Benchmark{"data-parallel", "ResNet50 on two ranks with and without communication", 2,
               bench_data_parallel},
     Benchmark{"elastic", "kill -9 in an elastic job: to the next average, and until all are back",

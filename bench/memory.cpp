@@ -126,17 +126,14 @@ Step run(const Net& net, int64_t samples, const Way& way,
   return {.seconds = seconds, .peak = counter().peak() - before};
 }
 
-// The minimal-memory fallback.
-Way minimal_memory() {
-  const auto constraints =
-      std::make_shared<memory::InPlaceConstraints>();  // learned in the first step
-  return {
-      .policy = [=] { return std::make_unique<memory::AutomaticCuts>(1 << 20, 2, constraints); }};
+// As a program is run before it has a plan.
+Way evict_on_demand() {
+  return {.policy = [] { return std::make_unique<memory::EvictOnDemand>(); }};
 }
 
-StepProfile profile_of(const Net& net, int64_t samples, const Way& minimal_memory) {
+StepProfile profile_of(const Net& net, int64_t samples) {
   const auto profiler = std::make_shared<memory::Profiler>(counter());
-  run(net, samples, minimal_memory, profiler);
+  run(net, samples, evict_on_demand(), profiler);
   return profiler->finish();
 }
 
@@ -212,9 +209,8 @@ Row side_by_side(const Net& net, int64_t samples, const Way& way, const Way& pee
 // Time for memory, at one batch size: each method between two plain steps.
 void trade_off(const Net& net, int64_t samples, const Disk& disk, std::vector<Row>& rows) {
   const auto plain = run(net, samples, {});
-  const auto minimal_memory_way = minimal_memory();
-  run(net, samples, minimal_memory_way);  // warms up
-  const auto profile = profile_of(net, samples, minimal_memory_way);
+  run(net, samples, evict_on_demand());  // warms up
+  const auto profile = profile_of(net, samples);
   const auto blocks = named("every block", net.checkpoints);
   const auto block_peak = run(net, samples, blocks).peak;
   std::vector<Way> ways{{"plain"}, blocks, named("sqrt(n) segments", square_root(net.checkpoints))};
@@ -322,7 +318,7 @@ class EqualBudget {
     const auto peak = needed(plain_samples, {});
     room_ = peak + peak / 50;
     entries_.push_back({plain_samples, 1, {"plain"}});
-    run(net, plain_samples, minimal_);  // warms up
+    run(net, plain_samples, evict_on_demand());  // warms up
   }
 
   void find() {
@@ -392,7 +388,7 @@ class EqualBudget {
 
   const StepProfile& profile(int64_t samples) {
     auto& known = profiles_[samples];
-    if (!known) known = profile_of(net_, samples, minimal_);
+    if (!known) known = profile_of(net_, samples);
     return *known;
   }
 
@@ -422,7 +418,6 @@ class EqualBudget {
   int64_t room_;  // for data and activations
   std::vector<Entry> entries_;
   std::map<int64_t, std::optional<StepProfile>> profiles_;
-  const Way minimal_ = minimal_memory();
 };
 
 // An op of 8 floats, so that the overhead shows.

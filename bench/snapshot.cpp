@@ -7,6 +7,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include <torch/nn/module.h>
+
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/parallel_chunks.h"

@@ -3,10 +3,11 @@
 
 find_program(FLEET_CCACHE ccache)
 if(FLEET_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # A precompiled header is only cached when ccache may ignore its time stamps.
+  # A precompiled header is only cached when ccache may ignore its time stamps. What a source includes is read from its
+  # dependency file (depend mode), which spares a run of the preprocessor.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
     CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-    CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${FLEET_CCACHE})
+    CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1 ${FLEET_CCACHE})
 endif()
 
 add_library(fleet_flags INTERFACE)
@@ -31,14 +32,16 @@ endif()
 
 # fleet_target(NAME): flags, the shared precompiled header, and several sources as one translation unit: LibTorch's
 # headers cost each unit some seconds, torch/nn.h ten. A source whose local names another one has too is taken out with
-# SKIP_UNITY_BUILD_INCLUSION, as is by CMake itself one that has flags of its own.
+# SKIP_UNITY_BUILD_INCLUSION, as is by CMake itself one that has flags of its own. WITHOUT_TORCH: its sources include
+# nothing of LibTorch, and do without the precompiled header.
 function(fleet_target name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "WITHOUT_TORCH" "" "")
   if(FLEET_UNITY)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
   endif()
   target_link_libraries(${name} PRIVATE fleet_flags nlohmann_json::nlohmann_json)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  if(FLEET_PCH AND NOT name STREQUAL "fleet_pch")
+  if(FLEET_PCH AND NOT arg_WITHOUT_TORCH AND NOT name STREQUAL "fleet_pch")
     target_precompile_headers(${name} REUSE_FROM fleet_pch)
   endif()
 endfunction()

@@ -74,5 +74,43 @@ configure_and_build() {
   cmake --build build --target "$@" || fail "the build failed" "see the first error above"
 }
 
+# has_torch PYTHON: its torch is the one that the package is built for.
+has_torch() {
+  "$1" -c 'import sys, torch; sys.exit(torch.__version__.split("+")[0].rsplit(".", 1)[0] != "2.15")' 2>/dev/null
+}
+
+# find_python: prints the first Python that fits: FLEET_PYTHON, the one in .deps/, or the system's.
+find_python() {
+  local python
+  for python in ${FLEET_PYTHON:-} .deps/python/bin/python python3; do
+    if has_torch "$python" && "$python" -c 'import pytest' 2>/dev/null; then
+      printf '%s\n' "$python"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# fetch_python: a Python in .deps/python with torch and the libraries whose models the tests train.
+fetch_python() {
+  ! find_python >/dev/null || return 0
+  [ "$(df -Pk . | awk 'NR==2 {print $4}')" -gt 8000000 ] || fail "less than 8 GB free here, which torch for Python needs"
+  say "fetching torch for Python (6 GB) into .deps/python"
+  rm -rf .deps/python
+  python3 -m venv .deps/python && .deps/python/bin/pip install -q --disable-pip-version-check \
+    'torch==2.15.*' torchvision transformers timm numpy pytest || fail "could not install torch" "check the network and run the command again"
+}
+
+# test_python PYTHON ARGUMENT...: builds the package against LibTorch in .deps/, which is that of the same wheel, and tests it.
+test_python() {
+  local python
+  python=$(realpath -s "$1")
+  shift
+  FLEET_CMAKE_ARGS="${FLEET_CMAKE_ARGS:-} -DFLEET_BUILD_PYTHON=ON -DPython_EXECUTABLE=$python -DFLEET_PYTHON_TORCH=$PWD/.deps/libtorch/torch" \
+    configure_and_build fleet_python fleetrun
+  PYTHONPATH=$PWD/build/python OMP_WAIT_POLICY=passive "$python" -m pytest -q tests/python "$@"
+}
+
 packages_to_run=(g++ cmake ninja-build ccache python3-pip ca-certificates nlohmann-json3-dev zlib1g-dev libjpeg62-turbo-dev libxxhash-dev libbenchmark-dev dataset-fashion-mnist)
+packages_to_python=(python3-dev python3-venv)
 packages_to_test=(libgtest-dev iproute2 procps clang-format doxygen)

@@ -17,10 +17,8 @@ using torch::nn::Sequential;
 
 constexpr int64_t kClasses = 10;
 
-Tensor images_of(const NetOptions& options, int64_t samples, int64_t side, int64_t update) {
-  if (options.device.is_meta()) return torch::empty({samples, 3, side, side}, torch::kMeta);
-  return torch::randn({samples, 3, side, side},
-                      at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + update)));
+Tensor images_of(const Net& net, int64_t side, int64_t update) {
+  return noise(net, {net.samples(), 3, side, side}, update);
 }
 
 Tensor class_loss(const Tensor& logits) {
@@ -31,13 +29,12 @@ Tensor class_loss(const Tensor& logits) {
 // A net of images with a batch of its own.
 struct ImageNet : Net {
   ImageNet(const NetOptions& o, int64_t own_samples, int64_t image_side)
-      : options(o), samples(o.samples > 0 ? o.samples : own_samples), side(image_side) {}
+      : Net(o, own_samples), side(image_side) {}
   virtual Tensor forward(Tensor x) = 0;
   Tensor loss(int64_t update) override {
-    return class_loss(forward(images_of(options, samples, side, update)));
+    return class_loss(forward(images_of(*this, side, update)));
   }
-  NetOptions options;
-  int64_t samples, side;
+  int64_t side;
 };
 
 // ---- ConvNeXt
@@ -89,7 +86,7 @@ Sequential two_convolutions(int64_t from, int64_t to) {
 
 struct UNet final : Net {
   static constexpr int64_t kLevels = 4, kWidth = 16, kSide = 96;
-  explicit UNet(const NetOptions& o) : options(o), samples(o.samples > 0 ? o.samples : 8) {
+  explicit UNet(const NetOptions& o) : Net(o, 8) {
     int64_t from = 3;
     for (int64_t i = 0; i < kLevels; ++i) {
       const int64_t to = kWidth << i;
@@ -107,7 +104,7 @@ struct UNet final : Net {
     last = register_module("last", Conv2d(Conv2dOptions(kWidth, 1, 1)));
   }
   Tensor loss(int64_t update) override {
-    const auto images = images_of(options, samples, kSide, update);
+    const auto images = images_of(*this, kSide, update);
     auto x = images;
     std::vector<Tensor> skips;
     for (auto& level : down) {
@@ -119,11 +116,9 @@ struct UNet final : Net {
       x = torch::cat({skips[skips.size() - 1 - i], grow[i](x)}, 1);
       x = up[i]->forward(x);
     }
-    const auto target = images.mean(1, true).gt(0).to(torch::kFloat);
+    const auto target = images.mean(1, true).gt(0).to(images.dtype());
     return F::binary_cross_entropy_with_logits(last(x), target);
   }
-  NetOptions options;
-  int64_t samples;
   std::vector<Sequential> down, up;
   Sequential middle{nullptr};
   std::vector<torch::nn::ConvTranspose2d> grow;

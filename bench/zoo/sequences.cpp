@@ -12,14 +12,9 @@ namespace {
 
 using torch::Tensor;
 
-Tensor noise(const NetOptions& options, at::IntArrayRef sizes, int64_t update) {
-  if (options.device.is_meta()) return torch::empty(sizes, torch::kMeta);
-  return torch::randn(sizes, at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + update)));
-}
-
 struct Lstm final : Net {
   static constexpr int64_t kSteps = 100, kInputs = 32, kWidth = 64;
-  explicit Lstm(const NetOptions& o) : options(o), samples(o.samples > 0 ? o.samples : 16) {
+  explicit Lstm(const NetOptions& o) : Net(o, 16) {
     layers = register_module("layers", torch::nn::LSTM(torch::nn::LSTMOptions(kInputs, kWidth)
                                                            .num_layers(3)
                                                            .bidirectional(true)
@@ -28,11 +23,9 @@ struct Lstm final : Net {
     out = register_module("out", torch::nn::Linear(2 * kWidth, kInputs));
   }
   Tensor loss(int64_t update) override {
-    const auto x = noise(options, {samples, kSteps, kInputs}, update);
+    const auto x = noise(*this, {samples(), kSteps, kInputs}, update);
     return (out(std::get<0>(layers(x))) - x).square().mean();
   }
-  NetOptions options;
-  int64_t samples;
   torch::nn::LSTM layers{nullptr};
   torch::nn::Linear out{nullptr};
 };
@@ -40,7 +33,7 @@ struct Lstm final : Net {
 // In every update another number of layers, each of a width of its own, some with a branch.
 struct Changing final : Net {
   static constexpr int64_t kLayers = 16, kWidth = 256;
-  explicit Changing(const NetOptions& o) : options(o), samples(o.samples > 0 ? o.samples : 512) {
+  explicit Changing(const NetOptions& o) : Net(o, 512) {
     for (int64_t i = 0; i < kLayers; ++i) {
       const auto number = std::to_string(i);
       up.push_back(register_module("up" + number, torch::nn::Linear(kWidth, 2 * kWidth)));
@@ -51,7 +44,7 @@ struct Changing final : Net {
   }
   Tensor loss(int64_t update) override {
     std::mt19937_64 random(static_cast<uint64_t>(update) + 1);
-    const auto x = noise(options, {samples, kWidth}, update);
+    const auto x = noise(*this, {samples(), kWidth}, update);
     auto y = x;
     const auto depth = kLayers / 2 + random() % (kLayers / 2 + 1);
     for (size_t i = 0; i < depth; ++i) {
@@ -65,8 +58,6 @@ struct Changing final : Net {
     }
     return (y - x).square().mean();
   }
-  NetOptions options;
-  int64_t samples;
   std::vector<torch::nn::Linear> up, down;
   std::vector<torch::nn::LayerNorm> norms;
 };

@@ -27,12 +27,13 @@ Tensor joined(const Tensor& x) {
   return x.transpose(1, 2).contiguous().view({x.size(0), x.size(2), kWidth});
 }
 
-Tensor tokens_of(const NetOptions& options, int64_t samples, int64_t length, int64_t update) {
-  if (options.device.is_meta()) {
-    return torch::empty({samples, length}, torch::TensorOptions(torch::kLong).device(torch::kMeta));
+Tensor tokens_of(const Net& net, int64_t length, int64_t update) {
+  if (net.device().is_meta()) {
+    return torch::empty({net.samples(), length},
+                        torch::TensorOptions(torch::kLong).device(torch::kMeta));
   }
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + update));
-  return torch::randint(kVocabulary, {samples, length}, generator, torch::kLong);
+  return torch::randint(kVocabulary, {net.samples(), length}, generator, torch::kLong);
 }
 
 Tensor token_loss(const Tensor& logits, const Tensor& targets) {
@@ -69,8 +70,8 @@ struct GptBlock : torch::nn::Module {
 };
 
 struct Gpt final : Net {
-  static constexpr int64_t kLength = 128, kBlocks = 12;
-  explicit Gpt(const NetOptions& o) : options(o), samples(o.samples > 0 ? o.samples : 8) {
+  static constexpr int64_t kLength = 256, kBlocks = 12;
+  explicit Gpt(const NetOptions& o) : Net(o, 4) {
     tokens = register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth));
     positions = register_module("positions", torch::nn::Embedding(kLength, kWidth));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
@@ -80,17 +81,14 @@ struct Gpt final : Net {
   }
 
   Tensor loss(int64_t update) override {
-    const auto ids = tokens_of(options, samples, kLength, update);
-    const auto places =
-        torch::arange(kLength, torch::TensorOptions(torch::kLong).device(options.device));
+    const auto ids = tokens_of(*this, kLength, update);
+    const auto places = torch::arange(kLength, torch::TensorOptions(torch::kLong).device(device()));
     auto x = torch::dropout(tokens(ids) + positions(places), kDropout, is_training());
     std::vector<std::pair<Tensor, Tensor>> cache;
     for (const auto& block : blocks) x = block->forward(x, cache);
     return token_loss(torch::matmul(norm(x), tokens->weight.t()), ids.roll(-1, 1));
   }
 
-  NetOptions options;
-  int64_t samples;
   torch::nn::Embedding tokens{nullptr}, positions{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   std::vector<std::shared_ptr<GptBlock>> blocks;
@@ -151,8 +149,7 @@ struct T5Block : torch::nn::Module {
 
 struct EncoderDecoder final : Net {
   static constexpr int64_t kLength = 96, kBlocks = 6;
-  explicit EncoderDecoder(const NetOptions& o)
-      : options(o), samples(o.samples > 0 ? o.samples : 8) {
+  explicit EncoderDecoder(const NetOptions& o) : Net(o, 8) {
     tokens = register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth));
     distances = register_module("distances", torch::nn::Embedding(2 * kLength, kHeads));
     norm = register_module("norm", std::make_shared<RmsNorm>());
@@ -164,28 +161,26 @@ struct EncoderDecoder final : Net {
   }
   // [1, heads, length, length], made once and read by every block.
   Tensor position_bias(bool is_causal) {
-    const auto place =
-        torch::arange(kLength, torch::TensorOptions(torch::kLong).device(options.device));
+    const auto place = torch::arange(kLength, torch::TensorOptions(torch::kLong).device(device()));
     auto bias = distances(place.unsqueeze(0) - place.unsqueeze(1) + kLength).permute({2, 0, 1});
     if (is_causal) {
-      const auto later = torch::ones({kLength, kLength}, options.device).triu(1);
+      const auto later =
+          torch::ones({kLength, kLength}, torch::TensorOptions(dtype()).device(device())).triu(1);
       bias = bias + later * -1e9;
     }
     return bias.unsqueeze(0);
   }
   Tensor loss(int64_t update) override {
-    const auto ids = tokens_of(options, samples, kLength, update);
+    const auto ids = tokens_of(*this, kLength, update);
     auto x = torch::dropout(tokens(ids), kDropout, is_training());
     const auto bias = position_bias(false), causal = position_bias(true);
-    const auto none = torch::zeros({1}, options.device);
+    const auto none = torch::zeros({1}, torch::TensorOptions(dtype()).device(device()));
     for (const auto& block : encoder) x = block->forward(x, bias, {}, {});
     const auto encoded = norm->forward(x);
     auto y = tokens(ids.flip({1}));
     for (const auto& block : decoder) y = block->forward(y, causal, encoded, none);
     return token_loss(torch::matmul(norm->forward(y), tokens->weight.t()), ids);
   }
-  NetOptions options;
-  int64_t samples;
   torch::nn::Embedding tokens{nullptr}, distances{nullptr};
   std::shared_ptr<RmsNorm> norm;
   std::vector<std::shared_ptr<T5Block>> encoder, decoder;
@@ -195,8 +190,7 @@ struct EncoderDecoder final : Net {
 
 struct VisionTransformer final : Net {
   static constexpr int64_t kSide = 96, kPatch = 8, kBlocks = 12, kClasses = 10;
-  explicit VisionTransformer(const NetOptions& o)
-      : options(o), samples(o.samples > 0 ? o.samples : 8) {
+  explicit VisionTransformer(const NetOptions& o) : Net(o, 8) {
     patches = register_module(
         "patches", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, kWidth, kPatch).stride(kPatch)));
     const auto count = (kSide / kPatch) * (kSide / kPatch);
@@ -213,22 +207,15 @@ struct VisionTransformer final : Net {
     classes = register_module("classes", Linear(kWidth, kClasses));
   }
   Tensor loss(int64_t update) override {
-    const auto images =
-        options.device.is_meta()
-            ? torch::empty({samples, 3, kSide, kSide}, torch::kMeta)
-            : torch::randn({samples, 3, kSide, kSide},
-                           at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + update)));
+    const auto images = noise(*this, {samples(), 3, kSide, kSide}, update);
     auto x = patches(images).flatten(2).transpose(1, 2);
-    x = torch::cat({first.expand({samples, -1, -1}), x}, 1) + positions;
+    x = torch::cat({first.expand({samples(), -1, -1}), x}, 1) + positions;
     x = x.transpose(0, 1);
     for (auto& block : blocks) x = block(x);
     const auto labels =
-        torch::arange(samples, torch::TensorOptions(torch::kLong).device(options.device)) %
-        kClasses;
+        torch::arange(samples(), torch::TensorOptions(torch::kLong).device(device())) % kClasses;
     return F::cross_entropy(classes(x[0]), labels);
   }
-  NetOptions options;
-  int64_t samples;
   torch::nn::Conv2d patches{nullptr};
   Tensor positions, first;
   std::vector<torch::nn::TransformerEncoderLayer> blocks;
@@ -251,8 +238,7 @@ struct Experts : torch::nn::Module {
     const auto [weights, chosen] = torch::softmax(route(flat), -1).topk(kChosen, -1);
     auto result = torch::zeros_like(flat);
     for (size_t i = 0; i < up.size(); ++i) {
-      // As many tokens as the data say.
-      const auto at = (chosen == static_cast<int64_t>(i)).nonzero();
+      const auto at = places_of(chosen, static_cast<int64_t>(i));
       const auto token = at.select(1, 0), place = at.select(1, 1);
       const auto mine = flat.index_select(0, token);
       const auto y = down[i](torch::silu(up[i](mine)));
@@ -260,14 +246,18 @@ struct Experts : torch::nn::Module {
     }
     return result.view_as(x);
   }
+  // As many tokens as the data say; without data (meta), as many for each expert.
+  static Tensor places_of(const Tensor& chosen, int64_t expert) {
+    if (chosen.is_meta()) return torch::empty({chosen.numel() / kExperts, 2}, chosen.options());
+    return (chosen == expert).nonzero();
+  }
   Linear route;
   std::vector<Linear> up, down;
 };
 
 struct MixtureOfExperts final : Net {
   static constexpr int64_t kLength = 128, kBlocks = 6;
-  explicit MixtureOfExperts(const NetOptions& o)
-      : options(o), samples(o.samples > 0 ? o.samples : 8) {
+  explicit MixtureOfExperts(const NetOptions& o) : Net(o, 8) {
     tokens = register_module("tokens", torch::nn::Embedding(kVocabulary, kWidth));
     for (int64_t i = 0; i < kBlocks; ++i) {
       const auto number = std::to_string(i);
@@ -277,11 +267,9 @@ struct MixtureOfExperts final : Net {
     }
   }
   Tensor loss(int64_t update) override {
-    TORCH_CHECK(!options.device.is_meta(),
-                "the routing of a mixture of experts depends on data, and meta tensors have none");
-    const auto ids = tokens_of(options, samples, kLength, update);
+    const auto ids = tokens_of(*this, kLength, update);
     auto x = tokens(ids);
-    const auto none = torch::zeros({1});
+    const auto none = torch::zeros({1}, torch::TensorOptions(dtype()).device(device()));
     for (size_t i = 0; i < experts.size(); ++i) {
       const auto normed = norms[i]->forward(x);
       x = x + attention[i]->forward(normed, normed, none);
@@ -289,8 +277,6 @@ struct MixtureOfExperts final : Net {
     }
     return token_loss(torch::matmul(x, tokens->weight.t()), ids.roll(-1, 1));
   }
-  NetOptions options;
-  int64_t samples;
   torch::nn::Embedding tokens{nullptr};
   std::vector<std::shared_ptr<T5Attention>> attention;
   std::vector<std::shared_ptr<Experts>> experts;

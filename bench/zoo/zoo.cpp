@@ -2,10 +2,15 @@
 #include "bench/zoo/zoo.h"
 
 #include <algorithm>
+#include <optional>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/nearest_name.h"
+#include "fleet/core/torch/meta_device.h"
 
 namespace fleet::zoo {
 
@@ -34,10 +39,20 @@ std::shared_ptr<Net> make_net(std::string_view name, const NetOptions& options) 
     for (const auto& known : entries()) names.emplace_back(known.name);
     throw UsageError("zoo", format("no net is called '{}'{}", name, did_you_mean(name, names)), "");
   }
+  std::optional<compat::MetaDeviceScope> on_meta;
+  if (options.device.is_meta()) on_meta.emplace();
   auto net = entry->make(options);
-  net->to(options.device);
+  if (options.dtype != torch::kFloat) net->to(options.dtype);
   net->train();
   return net;
+}
+
+torch::Tensor noise(const Net& net, at::IntArrayRef sizes, int64_t update) {
+  if (net.device().is_meta()) {
+    return torch::empty(sizes, torch::TensorOptions(net.dtype()).device(torch::kMeta));
+  }
+  const auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + update));
+  return torch::randn(sizes, generator).to(net.dtype());
 }
 
 }  // namespace fleet::zoo

@@ -2,6 +2,7 @@
 // Shapes of what LibTorch's C++ has no meta kernel for: it keeps these in Python. With them the
 // applications, and most other models, run forward and backward on the meta device, where a plan
 // for a machine that is not here is made. Each is registered only if LibTorch has none.
+#include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -109,11 +110,48 @@ Tensor adaptive_avg_pool2d_backward(const Tensor& gradient, const Tensor& x) {
   return at::empty_like(x);
 }
 
+Tensor relu(const Tensor& x) { return at::empty_like(x); }
+
+Tensor flip(const Tensor& x, at::IntArrayRef /*dims*/) {
+  return at::empty_like(x, at::MemoryFormat::Contiguous);
+}
+
+Tensor roll(const Tensor& x, c10::SymIntArrayRef /*shifts*/, at::IntArrayRef /*dims*/) {
+  return at::empty_like(x, at::MemoryFormat::Contiguous);
+}
+
+Tensor& where_out(const Tensor& condition, const Tensor& x, const Tensor& y, Tensor& out) {
+  out.resize_(at::infer_size(condition.sizes(), at::infer_size(x.sizes(), y.sizes())));
+  return out;
+}
+
+std::tuple<Tensor, Tensor> log_sigmoid_forward(const Tensor& x) {
+  return {at::empty_like(x), at::empty_like(x)};
+}
+
+Tensor log_sigmoid_backward(const Tensor& gradient, const Tensor& /*x*/, const Tensor& /*buffer*/) {
+  return at::empty_like(gradient);
+}
+
+// Tensors without numbers are equal if they are one.
+bool equal(const Tensor& x, const Tensor& y) { return x.is_same(y); }
+
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
-  const auto add = [&](const char* name, auto kernel) {
-    const auto op = c10::Dispatcher::singleton().findOp({std::string("aten::") + name, ""});
-    if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::Meta)) library.impl(name, kernel);
+  const auto add = [&](const std::string& name, auto kernel) {
+    const auto dot = name.find('.');
+    const auto overload = dot == name.npos ? "" : name.substr(dot + 1);
+    const auto op = c10::Dispatcher::singleton().findOp({"aten::" + name.substr(0, dot), overload});
+    if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+      library.impl(name.c_str(), kernel);
+    }
   };
+  add("relu", TORCH_FN(relu));
+  add("flip", TORCH_FN(flip));
+  add("roll", TORCH_FN(roll));
+  add("where.self_out", TORCH_FN(where_out));
+  add("log_sigmoid_forward", TORCH_FN(log_sigmoid_forward));
+  add("log_sigmoid_backward", TORCH_FN(log_sigmoid_backward));
+  add("equal", TORCH_FN(equal));
   add("index_select", TORCH_FN(index_select));
   add("embedding_dense_backward", TORCH_FN(embedding_dense_backward));
   add("native_layer_norm", TORCH_FN(native_layer_norm));

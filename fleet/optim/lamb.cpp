@@ -70,9 +70,8 @@ void Lamb::adjust_settings(const ParameterArena& arena, std::vector<SpanSettings
 
 void Lamb::prepare() { corrections_.set(span_updates(), options_.beta1, options_.beta2); }
 
-Lamb::Correction Lamb::correction_of(size_t span) const {
-  const auto& of = corrections_[span];
-  switch (options_.rule.bias_correction) {
+LambCorrection lamb_correction(const LambRule& rule, const MomentCorrections::Factors& of) {
+  switch (rule.bias_correction) {
     case BiasCorrection::kMoments:
       return {.first = 1 / of.first, .root = 1 / std::sqrt(of.second)};
     case BiasCorrection::kStep:
@@ -101,12 +100,15 @@ ops::SquareSums Lamb::measure(const FusedSlice& run) {
                                             run.gradient, run.state[0], run.state[1], run.length);
 }
 
+double lamb_ratio(const LambRule& rule, double value_norm, double update_norm) {
+  if (!(value_norm > 0 && update_norm > 0)) return 1;
+  const double ratio = std::max(value_norm / update_norm, rule.min_ratio);
+  return rule.max_ratio > 0 ? std::min(ratio, rule.max_ratio) : ratio;
+}
+
 double Lamb::trust(size_t span, double value_norm, double update_norm) {
   if (!settings_[span].use_trust_ratio) return 1;
-  if (!(value_norm > 0 && update_norm > 0)) return 1;
-  double ratio = std::max(value_norm / update_norm, options_.rule.min_ratio);
-  if (options_.rule.max_ratio > 0) ratio = std::min(ratio, options_.rule.max_ratio);
-  return ratio;
+  return lamb_ratio(options_.rule, value_norm, update_norm);
 }
 
 double Lamb::rate_of(size_t span) const {

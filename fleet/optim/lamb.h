@@ -43,6 +43,17 @@ struct LambOptions {
   std::vector<ParameterGroup> groups = {};
 };
 
+/// What LAMB makes of the norms of one parameter and its direction.
+double lamb_ratio(const LambRule& rule, double value_norm, double update_norm);
+
+/// What is multiplied with the first moment, the second one's root, and the step.
+struct LambCorrection {
+  double first = 1;
+  double root = 1;
+  double step = 1;
+};
+LambCorrection lamb_correction(const LambRule& rule, const MomentCorrections::Factors& of);
+
 /// You et al., arXiv 1904.00962. Adam's direction with decay, scaled so that each parameter tensor
 /// moves by a share of its own norm:
 ///   u = m^ / (sqrt(v^) + epsilon) + decay * p;  p -= lr * |p| / |u| * u
@@ -68,13 +79,9 @@ class Lamb : public Optimizer {
   void apply(ParameterSlice& whole) override;
   ops::LambStep step_of(size_t span, double gradient_scale) const;
   double rate_of(size_t span) const;
-  /// What is multiplied with the first moment, the second one's root, and the step.
-  struct Correction {
-    double first = 1;
-    double root = 1;
-    double step = 1;
-  };
-  Correction correction_of(size_t span) const;
+  LambCorrection correction_of(size_t span) const {
+    return lamb_correction(options_.rule, corrections_[span]);
+  }
 
   LambOptions options_;
   MomentCorrections corrections_;

@@ -113,18 +113,25 @@ ops::SquareSums Lars::measure(const FusedSlice& run) {
           .update = gradient_square_sum(run) * scale * scale};
 }
 
+LarsRatio lars_ratio(const LarsOptions& options, const LarsRates& rates, double value_norm,
+                     double gradient_norm) {
+  if (!(value_norm > 0 && gradient_norm > 0)) {
+    return {.is_bare = !options.rule.decay_at_zero_norm};
+  }
+  const double ratio = options.lars_coeff * value_norm /
+                       (gradient_norm + rates.weight_decay * value_norm + options.epsilon);
+  if (!options.rule.trust_clip) return {.ratio = ratio};
+  return {.ratio = rates.lr > 0 ? std::min(ratio / rates.lr, 1.0) : 1.0};
+}
+
 double Lars::trust(size_t span, double value_norm, double gradient_norm) {
   const auto& of = settings_[span];
   if (!of.use_trust_ratio) return 1;
-  if (!(value_norm > 0 && gradient_norm > 0)) {
-    is_bare_[span] = !options_.rule.decay_at_zero_norm;
-    return 1;
-  }
-  const double ratio = options_.lars_coeff * value_norm /
-                       (gradient_norm + of.weight_decay * value_norm + options_.epsilon);
-  const double lr = lr_ * of.lr_scale;
-  if (!options_.rule.trust_clip) return ratio;
-  return lr > 0 ? std::min(ratio / lr, 1.0) : 1.0;
+  const auto result =
+      lars_ratio(options_, {.lr = lr_ * of.lr_scale, .weight_decay = of.weight_decay}, value_norm,
+                 gradient_norm);
+  is_bare_[span] = result.is_bare;
+  return result.ratio;
 }
 
 Lars::Factors Lars::factors(size_t span) const {

@@ -35,6 +35,18 @@ struct LarsOptions {
   std::vector<ParameterGroup> groups = {};
 };
 
+/// What LARS makes of the norms of one parameter.
+struct LarsRatio {
+  double ratio = 1;
+  bool is_bare = false;  // without decay, for lack of a norm
+};
+struct LarsRates {
+  double lr = 0;
+  double weight_decay = 0;
+};
+LarsRatio lars_ratio(const LarsOptions& options, const LarsRates& rates, double value_norm,
+                     double gradient_norm);
+
 /// You, Gitman and Ginsburg, arXiv 1708.03888. Each parameter tensor has a rate of its own, so that
 /// no update is large against what it updates:
 ///   ratio = lars_coeff * |p| / (|g| + decay * |p| + epsilon), or 1 where a norm is 0

@@ -57,6 +57,8 @@ class MemoryStrategy {
     explicit Forward(MemoryStrategy* memory, int64_t samples = 0);
     /// Throws when the first forward did not name a checkpoint that was asked for.
     void finish();
+    /// Before `finish`.
+    memory::Tape& tape() { return scope_->tape(); }
 
    private:
     MemoryStrategy* memory_;
@@ -76,6 +78,8 @@ class MemoryStrategy {
   /// Of what happened since the last call; what plain training takes is for the window so far. Says
   /// once what was recomputed, offloaded and taken.
   MemoryReport report_of_call(bool updated, bool window_is_open);
+  /// Of a budget; null: without one.
+  const memory::BudgetPlans* plans() const { return plans_.get(); }
   /// With plan_only, once the plans are settled: what the program is to print and end with.
   const std::optional<std::string>& plan_text() const { return plan_text_; }
   /// A call failed: what is in the file is of no use, and the next forward opens another.

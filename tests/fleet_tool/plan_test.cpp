@@ -9,12 +9,12 @@
 #include "fleet/applications/applications.h"
 #include "fleet/core/error.h"
 
+#include "bench/zoo/zoo.h"
 #include "tests/data/temporary_folder.h"
 #include "tests/fleet_tool/output_of.h"
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
 #include "tools/fleet/plan_model.h"
-#include "tools/fleet/plan_picture.h"
 
 namespace fleet::tool {
 namespace {
@@ -54,8 +54,29 @@ TEST(PlanTest, KnowsEveryApplication) {
     EXPECT_FALSE(profile.checkpoints.empty()) << name;
     EXPECT_GT(model.parameters(), 10'000'000) << name;
   }
-  EXPECT_TRUE(is_text_model("transformer-big"));
-  EXPECT_FALSE(is_text_model("vgg16-bn"));
+  EXPECT_EQ(sample_text("transformer-big", 16, 32), "seq 16");
+  EXPECT_EQ(sample_text("vgg16-bn", 16, 32), "32 x 32");
+}
+
+// Nets that know nothing of devices, and that no application has.
+TEST(PlanTest, KnowsEveryNetOfTheZoo) {
+  for (const auto& entry : zoo::entries()) {
+    for (const bool is_bf16 : {false, true}) {
+      SCOPED_TRACE(entry.name);
+      PlanModel model({.name = std::string(entry.name),
+                       .is_bf16 = is_bf16,
+                       .rates = {.flops = 1e12, .bytes = 1e11}});
+      EXPECT_GT(model.parameters(), 10'000);
+      EXPECT_FALSE(model.has_checkpoints());
+      const auto plain = plan_within(model, Way::kPlain, 4, int64_t{1} << 40);
+      ASSERT_TRUE(plain);
+      const auto activations = plain->predicted_peak - model.fixed_bytes();
+      const auto planned =
+          plan_within(model, Way::kPlanned, 4, model.fixed_bytes() + activations * 9 / 10);
+      ASSERT_TRUE(planned);
+      EXPECT_GT(planned->predicted_seconds, 0);
+    }
+  }
 }
 
 // Small batches are slower per sample: plain training of another batch is no measure.

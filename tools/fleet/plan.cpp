@@ -11,12 +11,12 @@
 #include "fleet/io/atomic_file.h"
 #include "fleet/io/output_check.h"
 #include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/plan_picture.h"
 #include "fleet/memory/plan/plan_simulation.h"
 #include "fleet/memory/plan/planner.h"
 
 #include "tools/fleet/commands.h"
 #include "tools/fleet/plan_model.h"
-#include "tools/fleet/plan_picture.h"
 
 namespace fleet::tool {
 namespace {
@@ -49,7 +49,7 @@ const FieldList& fields_of(const PlanCommandOptions*) {
   static const FieldList list{
       .area = "plan",
       .fields = {
-          field<&P::model>("model", "which to plan for").one_of(applications::preset_names()),
+          field<&P::model>("model", "which to plan for").one_of(plan_model_names()),
           field<&P::seq>("seq",
                          "length of a sample of text; a Transformer's source and target each")
               .at_least(8)
@@ -109,9 +109,8 @@ PlanModelOptions model_options(const PlanCommandOptions& options) {
                           options.offload_speed / options.bandwidth}};  // of memory's bandwidth
 }
 
-std::string sample_text(const PlanCommandOptions& options) {
-  return is_text_model(options.model) ? format("seq {}", options.seq)
-                                      : format("{0} x {0}", options.image);
+std::string sample_of(const PlanCommandOptions& options) {
+  return sample_text(options.model, options.seq, options.image);
 }
 
 struct Asked {
@@ -133,9 +132,10 @@ void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, in
           const Plan& planned) {
   const auto& profile = model.profile(batch);
   const memory::PlanSimulation simulation(profile, model.offload());
-  PlanPicture picture{.title = format("{}, {}, batch {}: one step{}", options.model,
-                                      sample_text(options), batch, options.amp ? " in bf16" : ""),
-                      .budget = budget};
+  memory::PlanPicture picture{
+      .title = format("{}, {}, batch {}: one step{}", options.model, sample_of(options), batch,
+                      options.amp ? " in bf16" : ""),
+      .budget = budget};
   const auto everything = memory::keep_everything(profile);
   const auto blocks = memory::recompute_between_checkpoints(profile);
   const std::pair<Way, const Plan*> plans[] = {
@@ -145,29 +145,13 @@ void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, in
     picture.lines.push_back(
         {std::string(name_of(way)), std::move(prediction.forward), std::move(prediction.backward)});
   }
-  constexpr int kPoints = 16;
-  const auto least = memory::least_memory(profile);
-  std::vector<PlanPicture::Point> points{{least.predicted_peak, least.predicted_seconds}};
-  for (int i = 1; i <= kPoints; ++i) {
-    const auto limit =
-        least.predicted_peak + (everything.predicted_peak - least.predicted_peak) * i / kPoints;
-    if (const auto plan = memory::make_plan(profile, {.budget = limit})) {
-      points.push_back({plan->predicted_peak, plan->predicted_seconds});
-    }
-  }
-  std::ranges::sort(points, {}, &PlanPicture::Point::bytes);
-  // One that takes more memory and more time than another is no choice.
-  for (const auto& point : points) {
-    if (picture.curve.empty() || point.seconds < picture.curve.back().seconds) {
-      picture.curve.push_back(point);
-    }
-  }
+  picture.curve = memory::time_over_memory(profile);
   write(options.svg, picture.svg());
 }
 
 void plan_model(const PlanCommandOptions& options, int64_t budget) {
   PlanModel model(model_options(options));
-  print(format("{}, {}, {} within {}", options.model, sample_text(options),
+  print(format("{}, {}, {} within {}", options.model, sample_of(options),
                options.amp ? "bf16" : "fp32", byte_size_text(budget)));
   print(format("{:.1f} million parameters; {} for them, their gradients and Adam's state",
                static_cast<double>(model.parameters()) / 1e6, byte_size_text(model.fixed_bytes())));
@@ -196,11 +180,12 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
         json.empty() ? "" : ",", name, batch.samples, batch.plan->predicted_peak, seconds, kept);
   };
   const auto plain = largest_batch(model, Way::kPlain, budget);
-  const auto blocks = largest_batch(model, Way::kEveryBlock, budget);
+  const bool has_blocks = model.has_checkpoints();
+  const auto blocks = has_blocks ? largest_batch(model, Way::kEveryBlock, budget) : LargestBatch();
   const auto planned = largest_batch(model, Way::kPlanned, budget);
   const auto offloaded = largest_batch(model, Way::kPlannedWithOffload, budget);
   row("plain, largest", plain);
-  row("every block, largest", blocks);
+  if (has_blocks) row("every block, largest", blocks);
   if (blocks.samples > 0) {
     if (auto plan = plan_within(model, Way::kPlanned, blocks.samples, budget)) {
       row("planned, as many", {blocks.samples, std::move(plan)});
@@ -255,7 +240,7 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
           format("{{\n  \"model\": \"{}\", \"sample\": \"{}\", \"dtype\": \"{}\", "
                  "\"budget_bytes\": {},\n  \"parameters\": {}, \"fixed_bytes\": {}, "
                  "\"gflops\": {:.6g}, \"bandwidth_gb_s\": {:.6g},\n  \"ways\": [{}\n  ]{}\n}}\n",
-                 options.model, sample_text(options), options.amp ? "bf16" : "fp32", budget,
+                 options.model, sample_of(options), options.amp ? "bf16" : "fp32", budget,
                  model.parameters(), model.fixed_bytes(), options.gflops, options.bandwidth, json,
                  asked_json));
   }

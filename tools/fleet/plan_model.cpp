@@ -8,8 +8,11 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "fleet/applications/applications.h"
+#include "fleet/core/text/format.h"
 #include "fleet/memory/plan/meta_profile.h"
 #include "fleet/memory/plan/planner.h"
+
+#include "bench/zoo/zoo.h"
 
 namespace fleet::tool {
 namespace {
@@ -23,6 +26,16 @@ memory::PlanOptions plan_options(const PlanModel& model, Way way, int64_t budget
   return options;
 }
 
+// Null: it is an application's preset.
+const zoo::Entry* zoo_entry(const std::string& name) {
+  const auto entry = std::ranges::find(zoo::entries(), name, &zoo::Entry::name);
+  return entry == zoo::entries().end() ? nullptr : &*entry;
+}
+
+bool is_text_model(const std::string& name) {
+  return apps::preset_named(name).application.samples == apps::SampleKind::kTokens;
+}
+
 // Of the least that this way can do with so many samples.
 int64_t least_peak(PlanModel& model, Way way, int64_t samples) {
   const auto& profile = model.profile(samples);
@@ -33,21 +46,40 @@ int64_t least_peak(PlanModel& model, Way way, int64_t samples) {
 
 }  // namespace
 
-bool is_text_model(const std::string& name) {
-  return apps::preset_named(name).application.samples == apps::SampleKind::kTokens;
+std::vector<std::string_view> plan_model_names() {
+  auto names = apps::preset_names();
+  for (const auto& net : zoo::entries()) names.push_back(net.name);
+  return names;
+}
+
+std::string sample_text(const std::string& name, int64_t seq, int64_t image) {
+  if (const auto* net = zoo_entry(name)) return std::string(net->what);
+  return is_text_model(name) ? format("seq {}", seq) : format("{0} x {0}", image);
 }
 
 PlanModel::PlanModel(const PlanModelOptions& options)
     : rates_(options.rates), offload_(options.offload) {
   auto& counter = memory::BudgetAllocator::meta().counter();
   const auto before = counter.live();
-  const auto model =
-      apps::preset_named(options.name)
-          .preset.make({.length = is_text_model(options.name) ? options.seq : options.image,
-                        .device = torch::kMeta,
-                        .dtype = options.is_bf16 ? torch::kBFloat16 : torch::kFloat});
-  loss_ = [loss = model.loss](int64_t samples) { return mean_of(loss(samples, 1)); };
-  for (const auto& parameter : model.module->parameters()) {
+  const auto type = options.is_bf16 ? torch::kBFloat16 : torch::kFloat;
+  std::shared_ptr<torch::nn::Module> module;
+  if (zoo_entry(options.name)) {
+    const auto net = zoo::make_net(options.name, {.device = torch::kMeta, .dtype = type});
+    module = net;
+    loss_ = [net](int64_t samples) {
+      net->set_samples(samples);
+      return net->loss(/*update=*/1);
+    };
+  } else {
+    const auto model =
+        apps::preset_named(options.name)
+            .preset.make({.length = is_text_model(options.name) ? options.seq : options.image,
+                          .device = torch::kMeta,
+                          .dtype = type});
+    module = model.module;
+    loss_ = [loss = model.loss](int64_t samples) { return mean_of(loss(samples, 1)); };
+  }
+  for (const auto& parameter : module->parameters()) {
     parameters_ += parameter.numel();
     parameter.mutable_grad() = torch::zeros_like(parameter);
     // Adam's two moments; with bf16, the fp32 master and the other half of an fp32 gradient too.

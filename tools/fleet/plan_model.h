@@ -15,11 +15,14 @@
 
 namespace fleet::tool {
 
-/// Its samples have tokens; otherwise pixels.
-bool is_text_model(const std::string& name);
+/// What `fleet plan` knows: the presets of the applications, and the nets of bench/zoo.
+std::vector<std::string_view> plan_model_names();
+
+/// "seq 512", "224 x 224", or what a net of bench/zoo is; those have a size of their own.
+std::string sample_text(const std::string& name, int64_t seq, int64_t image);
 
 struct PlanModelOptions {
-  std::string name = "bert-large";  // of applications::preset_names()
+  std::string name = "bert-large";  // of plan_model_names()
   int64_t seq = 512;                // tokens, of a model of text
   int64_t image = 224;              // pixels each way, of a model of images
   bool is_bf16 = false;
@@ -35,6 +38,8 @@ class PlanModel {
   const memory::StepProfile& profile(int64_t samples);
   const memory::OffloadFile::Speed& offload() const { return offload_; }
   int64_t parameters() const { return parameters_; }
+  /// Whether its forward names values; otherwise it cannot be cut at every block.
+  bool has_checkpoints() { return !profile(1).checkpoints.empty(); }
   /// What is there between steps.
   int64_t fixed_bytes() const { return fixed_bytes_; }
 

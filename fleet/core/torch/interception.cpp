@@ -5,12 +5,15 @@
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/engine.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
+
+#include "fleet/core/torch/observed_engine.h"
 
 namespace fleet::compat {
 namespace {
@@ -19,64 +22,32 @@ struct ThreadObservers {
   OpObserver* ops = nullptr;
   SaveObserver* saves = nullptr;
   const char* op = nullptr;
-  int backward_depth = 0;
+  int backward = -1;  // the one in which they were set
 };
 thread_local ThreadObservers t_observers;
 
-std::atomic<void (*)()> g_backward_ended{nullptr};
+std::atomic<bool (*)()> g_is_opaque{nullptr};
 
-class Hook final : public torch::autograd::SavedVariableHooks {
- public:
-  explicit Hook(SaveObserver* observer) : observer_(observer) {}
-  void call_pack_hook(const torch::Tensor& tensor) override { saved_ = observer_->save(tensor); }
-  torch::Tensor call_unpack_hook() override { return saved_->unpack(); }
+// A backward, a torch.func transform or a TorchDispatchMode that began after the observers were set
+// runs other ops than the program's own.
+bool is_bypassed() {
+  if (torch::autograd::get_current_graph_task_id() != t_observers.backward) return true;
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return true;
+  return c10::impl::tls_local_dispatch_key_set().included_.has(
+      c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
 
- private:
-  SaveObserver* observer_;
-  std::unique_ptr<SavedTensor> saved_;
-};
-
-// LibTorch's autograd engine, with this thread's SaveObserver as its default saved-tensor hooks.
-class ObservedEngine final : public torch::autograd::Engine {
- public:
-  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (!t_observers.saves) return nullptr;
-    return std::make_unique<Hook>(t_observers.saves);
-  }
-
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
-                                         const torch::autograd::variable_list& inputs,
-                                         bool keep_graph, bool create_graph, bool accumulate_grad,
-                                         const torch::autograd::edge_list& outputs) override {
-    struct Depth {
-      Depth() { ++t_observers.backward_depth; }
-      ~Depth() {
-        const auto ended = g_backward_ended.load();
-        if (--t_observers.backward_depth == 0 && ended) ended();
-      }
-    } const depth;
-    const NoInterceptScope no_intercept;
-    const ObserverScope nobody(nullptr, nullptr);
-    return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
-  }
-
-  static Engine& get() {
-    static auto* const engine = new ObservedEngine();  // its threads outlive main
-    return *engine;
-  }
-};
-
-void install_engine() {
-  static const bool installed = [] {
-    torch::autograd::set_default_engine_stub(&ObservedEngine::get);
-    return true;
-  }();
-  (void)installed;
+bool is_opaque() {
+  if (at::GradMode::is_enabled()) return false;
+  const auto is_inside = g_is_opaque.load(std::memory_order_relaxed);
+  return is_inside && is_inside();
 }
 
 void intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                  torch::jit::Stack* stack) {
-  if (!t_observers.ops || !t_observers.ops->opens(op)) return call_observed(op, stack);
+  if (!t_observers.ops || is_bypassed() || !t_observers.ops->opens(op)) {
+    return call_observed(op, stack);
+  }
   // Without an exclude guard, so that the ops that it calls are intercepted in turn.
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER,
                                   c10::DispatchKey::FLEET_INTERCEPT_KEY);
@@ -86,13 +57,27 @@ void intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 }  // namespace
 
 ObserverScope::ObserverScope(OpObserver* ops, SaveObserver* saves)
-    : ops_(std::exchange(t_observers.ops, ops)), saves_(std::exchange(t_observers.saves, saves)) {
-  if (saves) install_engine();
+    : ops_(std::exchange(t_observers.ops, ops)),
+      saves_(std::exchange(t_observers.saves, saves)),
+      backward_(std::exchange(t_observers.backward, current_backward())),
+      installs_(saves != nullptr) {
+  if (installs_) install_engine();
 }
 
 ObserverScope::~ObserverScope() {
+  if (installs_) uninstall_engine();
   t_observers.ops = ops_;
   t_observers.saves = saves_;
+  t_observers.backward = backward_;
+}
+
+std::unique_ptr<SavedTensor> save_observed(const torch::Tensor& tensor) {
+  return t_observers.saves->save(tensor);
+}
+
+SaveWish save_wish() {
+  if (!t_observers.saves || is_bypassed()) return SaveWish::kNone;
+  return t_observers.saves->precedes_user_hooks() ? SaveWish::kFirst : SaveWish::kAfterUserHooks;
 }
 
 OpObserver* op_observer() { return t_observers.ops; }
@@ -108,7 +93,9 @@ void call_observed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     explicit Name(const char* name) : before(std::exchange(t_observers.op, name)) {}
     ~Name() { t_observers.op = before; }
     const char* before;
-  } const name(op.schema().name().c_str());
+  };
+  if (t_observers.ops && (is_bypassed() || is_opaque())) return op.callBoxed(stack);
+  const Name name(op.schema().name().c_str());
   if (t_observers.ops) {
     t_observers.ops->call(op, stack);
   } else {
@@ -116,7 +103,9 @@ void call_observed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
-void on_backward_end(void (*ended)()) { g_backward_ended = ended; }
+int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+
+void set_opaque_code(bool (*is_inside)()) { g_is_opaque = is_inside; }
 
 const char* current_op() {
   if (t_observers.op) return t_observers.op;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -57,15 +58,24 @@ class SavedTensor {
   virtual torch::Tensor unpack() = 0;
 };
 
-/// Sees every tensor that autograd saves on this thread.
+/// Sees every tensor that autograd saves on this thread, but for those that hooks of the user's own
+/// (torch.autograd.graph.saved_tensors_hooks) take.
 class SaveObserver {
  public:
   virtual ~SaveObserver() = default;
   virtual std::unique_ptr<SavedTensor> save(const torch::Tensor& tensor) = 0;
+  /// Whether it goes before the user's hooks: for graphs that the user never sees.
+  virtual bool precedes_user_hooks() const { return false; }
 };
 
-/// Makes `ops` and `saves` the observers of this thread while it lives; null for none. Inside a
-/// backward there are none, whatever the thread had set before.
+/// Makes `ops` and `saves` the observers of this thread while it lives; null for none. They see
+/// nothing of a backward that runs meanwhile, nor of what these run:
+///
+/// - torch.func transforms and TorchDispatchModes, which replace the ops by others;
+/// - code whose writes the dispatcher does not see (`set_opaque_code`).
+///
+/// While one lives that observes saves, LibTorch's default autograd engine is one of Fleet's that
+/// passes everything on to the engine before it.
 class ObserverScope {
  public:
   ObserverScope(OpObserver* ops, SaveObserver* saves);
@@ -76,6 +86,8 @@ class ObserverScope {
  private:
   OpObserver* ops_;
   SaveObserver* saves_;
+  int backward_;
+  bool installs_;
 };
 
 /// This thread's; null for none.
@@ -89,9 +101,25 @@ bool is_composite(const c10::OperatorHandle& op);
 /// if there is one.
 void call_observed(const c10::OperatorHandle& op, Stack* stack);
 
-/// `ended` is called at the end of each backward that is not inside another, also of one that
-/// throws, on its thread.
-void on_backward_end(void (*ended)());
+/// The backward that this thread is in, the innermost; -1: none.
+int current_backward();
+
+/// Calls `ended` at the end of the backward that this thread is in: with true after its last node,
+/// with false if it failed. Once, on one of its threads. Only inside a backward.
+void on_backward_end(std::function<void(bool succeeded)> ended);
+
+/// Calls `begun` once, inside the next backward that reads what a SaveObserver has saved, before it
+/// reads it. Returns a number for `forget_next_backward`.
+int on_next_backward(std::function<void()> begun);
+void forget_next_backward(int number);
+
+/// For programs with code whose writes to tensors no dispatcher sees, such as kernels that
+/// torch.compile made: `is_inside` tells whether this thread runs such code. It is asked where
+/// gradients are off, which they are inside of it. Null: there is none.
+void set_opaque_code(bool (*is_inside)());
+
+/// The engine that LibTorch has by default, for tests that compare.
+const void* default_engine();
 
 /// The op that this thread is in, as the user called it ("aten::linear"), or the node of a backward
 /// ("AddmmBackward0", mangled as typeid does); null when neither is known.

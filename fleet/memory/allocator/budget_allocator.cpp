@@ -58,9 +58,9 @@ void report_to_profiler(void* data, int64_t bytes, int64_t live, int64_t reserve
 
 }  // namespace
 
-/// Stays installed once it was switched on, and forwards to the allocator before it while it is
-/// off: LibTorch (oneDNN) frees raw memory through the allocator that is installed at that time, so
-/// both must accept blocks of the other.
+/// Stays installed while it is off as long as blocks of its own are alive, and forwards to the
+/// allocator before it: LibTorch (oneDNN) frees raw memory through the allocator that is installed
+/// at that time, so it must accept blocks of the other, and the other would not accept its own.
 struct BudgetAllocator::Cpu final : c10::Allocator {
   static Cpu& self() {
     static auto* one = new Cpu;  // tensors may outlive every static object
@@ -153,6 +153,13 @@ struct BudgetAllocator::Cpu final : c10::Allocator {
     }
     report_to_profiler(data, -bytes, counter.live(), BudgetAllocator::cpu().reserved(),
                        c10::DeviceType::CPU);
+    self().uninstall_when_unused();
+  }
+
+  void uninstall_when_unused() const {
+    if (on.load(std::memory_order_relaxed)) return;
+    if (BudgetAllocator::cpu().counter_.live_blocks() > 0) return;
+    if (c10::GetCPUAllocator() == this) c10::SetCPUAllocator(before);
   }
 
   static void free_foreign(void* data) {
@@ -238,7 +245,12 @@ void BudgetAllocator::switch_off() {
     c10::SetAllocator(c10::DeviceType::Meta, Meta::self().before);
   } else {
     Cpu::self().on = false;
+    Cpu::self().uninstall_when_unused();
   }
+}
+
+bool BudgetAllocator::has_made(const c10::DataPtr& data) const {
+  return data.get_deleter() == (kind_ == Kind::kCpu ? &Cpu::free_block : &Meta::free_record);
 }
 
 void BudgetAllocator::enter_scope() {

@@ -6,6 +6,10 @@
 
 #include "fleet/memory/allocator/memory_counter.h"
 
+namespace c10 {
+class DataPtr;
+}
+
 namespace fleet::memory {
 
 /// Fleet's allocator for tensors of one device: counts them, holds them to a budget, and on the CPU
@@ -26,12 +30,15 @@ class BudgetAllocator {
   static BudgetAllocator& meta();
 
   /// Not while other threads allocate tensors. Tensors made before are not counted; those made
-  /// while it was on are counted until they are freed. The cache stays; `trim` frees it.
+  /// while it was on are counted until they are freed. The cache stays; `trim` frees it. While it
+  /// is off and the last counted tensor is gone, LibTorch has the allocator from before.
   void switch_on();
   void switch_off();
   bool is_on() const;
 
   MemoryCounter& counter() { return counter_; }
+  /// Whether this memory was made here, and so is counted.
+  bool has_made(const c10::DataPtr& data) const;
 
   /// Counted bytes and those in the cache. Close to what the process holds for tensors.
   int64_t reserved() const;

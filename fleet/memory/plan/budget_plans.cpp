@@ -212,6 +212,11 @@ std::shared_ptr<const Plan> BudgetPlans::plan(int64_t samples) const {
   return place == entries_.end() ? nullptr : place->second.plan;
 }
 
+std::shared_ptr<const StepProfile> BudgetPlans::profile(int64_t samples) const {
+  const auto place = entries_.find(samples);
+  return place == entries_.end() ? nullptr : place->second.profile;
+}
+
 int64_t BudgetPlans::quickest_size(int64_t largest) const {
   const auto seconds_per_sample = [](int64_t samples, const Plan& plan) {
     return plan.predicted_seconds / static_cast<double>(samples);

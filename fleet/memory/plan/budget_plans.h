@@ -65,6 +65,8 @@ class BudgetPlans {
 
   /// The plan in force for so many samples; null: none yet.
   std::shared_ptr<const Plan> plan(int64_t samples) const;
+  /// The step that was measured for it; null: none yet.
+  std::shared_ptr<const StepProfile> profile(int64_t samples) const;
 
   /// The size of micro-batch that is quickest for a batch that fits in micro-batches of `largest`
   /// samples: that, or a half of it, a quarter..., as long as each is quicker by its plan than the

@@ -33,15 +33,13 @@ StepProfile profile_on_meta(const std::function<torch::Tensor()>& loss, const Ma
   FLEET_ASSERT(meta.is_on(), "meta tensors are not counted");
   std::shared_ptr<Profiler> profiler;
   try {
-    const auto constraints = std::make_shared<InPlaceConstraints>();
-    const auto forward = [&] {
-      AutomaticCuts minimal_memory(1 << 20, 2, constraints);
-      TapeScope scope(minimal_memory, profiler);
-      return loss();
-    };
-    forward();  // learns the in-place constraints
     profiler = std::make_shared<Profiler>(meta.counter());
-    auto value = forward();
+    torch::Tensor value;
+    {
+      EvictOnDemand keep;  // meta tensors are never short of memory
+      TapeScope scope(keep, profiler);
+      value = loss();
+    }
     FLEET_ASSERT(value.is_meta(), "the loss is on " + value.device().str());
     value.backward();
   } catch (const c10::NotImplementedError& error) {

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "fleet/core/seconds_since.h"
+#include "fleet/memory/replay/mask_bits.h"
 
 namespace fleet::memory {
 namespace {
@@ -178,15 +179,32 @@ void Profiler::unpacked(int op, int64_t handed_out) {
 
 void Profiler::replayed(int op, double seconds) {
   profile_.ops[static_cast<size_t>(op)].replay_seconds = seconds;
+  replayed_.insert(op);
 }
 
 void Profiler::recomputed(double seconds) {
   if (!in_forward_) recompute_seconds_of_node_ += seconds;
 }
 
+// A dropout that was not replayed in this step: its random numbers are not drawn again, since its
+// mask waits as bits.
+void Profiler::estimate_dropouts() {
+  for (size_t i = 0; i < profile_.ops.size(); ++i) {
+    if (replayed_.contains(static_cast<int>(i))) continue;
+    auto& op = profile_.ops[i];
+    for (const int block : op.makes) {
+      const auto& mask = profile_.blocks[static_cast<size_t>(block)];
+      if (!mask.is_mask) continue;
+      op.replay_seconds = std::min(op.replay_seconds,
+                                   MaskBits::seconds_per_byte() * static_cast<double>(mask.bytes));
+    }
+  }
+}
+
 StepProfile Profiler::finish() {
   close_node();
   node_ = -1;
+  estimate_dropouts();
   take_medians(profile_);
   return std::move(profile_);
 }

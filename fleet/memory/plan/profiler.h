@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,7 @@ class Profiler final : public ReplayObserver {
   int64_t held_bytes();
   void close_node();
   void close_op();
+  void estimate_dropouts();
 
   MemoryCounter& counter_;
   std::shared_ptr<const OffloadFile> file_;
@@ -55,8 +57,9 @@ class Profiler final : public ReplayObserver {
   std::vector<std::pair<int, std::weak_ptr<KeptValue>>> kept_;  // with block
   Clock::time_point began_, op_began_, node_began_;
   bool in_forward_ = true;
-  bool is_unpacking_ = false;        // a replay may run
-  bool had_inner_backward_ = false;  // since the last op: gradients taken inside the forward
+  std::unordered_set<int> replayed_;  // ops
+  bool is_unpacking_ = false;         // a replay may run
+  bool had_inner_backward_ = false;   // since the last op: gradients taken inside the forward
   double recompute_seconds_of_node_ = 0;
   int64_t op_live_ = 0, node_live_ = 0;
   int node_ = -1;  // the op whose backward runs

@@ -17,6 +17,9 @@ class MaskBits {
   static std::optional<MaskBits> of(const torch::Tensor& mask);
   /// The tensor again, bit for bit.
   torch::Tensor mask() const;
+  /// What the replay of a dropout takes for each byte of its mask: to unpack the bits, and to
+  /// multiply. Measured once, for masks of float.
+  static double seconds_per_byte();
   int64_t bytes() const { return static_cast<int64_t>(bits_.numel()); }
 
  private:

@@ -16,28 +16,53 @@ namespace {
 std::atomic<int64_t> g_alive{0};
 
 // Recomputed values are evicted at the end of a backward at the latest: with retain_graph nothing
-// else would free them. By thread, since other threads may be in the middle of a backward.
+// else would free them. By backward, since other threads may be in the middle of theirs.
 class RecomputedValues {
  public:
-  static RecomputedValues& of_this_thread() {
-    static const bool is_registered = [] {
-      compat::on_backward_end([] { of_this_thread().evict(); });
-      return true;
-    }();
-    (void)is_registered;
-    thread_local RecomputedValues recomputed;
-    return recomputed;
+  using Values = std::vector<std::shared_ptr<KeptValue>>;
+
+  static void add(const Values& values) {
+    auto& all = instance();
+    const int backward = compat::current_backward();
+    bool is_new = false;
+    {
+      const std::scoped_lock lock(all.mutex_);
+      auto& list = all.by_backward_[backward];
+      is_new = list.empty();
+      list.insert(list.end(), values.begin(), values.end());
+    }
+    // Somebody looks at a graph. The next replay outside of a backward evicts what this one made.
+    if (backward == kNone && !is_new) return evict(kNone, values);
+    if (backward != kNone && is_new) {
+      compat::on_backward_end([backward](bool) { evict(backward, {}); });
+    }
   }
-  void add(const std::shared_ptr<KeptValue>& kept) { kept_.push_back(kept); }
 
  private:
-  void evict() {
-    for (const auto& entry : kept_) {
-      if (const auto kept = entry.lock()) kept->evict_recomputed();
-    }
-    kept_.clear();
+  static constexpr int kNone = -1;
+
+  static RecomputedValues& instance() {
+    static auto* const one = new RecomputedValues();  // backwards may end after main
+    return *one;
   }
-  std::vector<std::weak_ptr<KeptValue>> kept_;
+
+  static void evict(int backward, const Values& but) {
+    auto& all = instance();
+    std::vector<std::weak_ptr<KeptValue>> list;
+    {
+      const std::scoped_lock lock(all.mutex_);
+      auto place = all.by_backward_.extract(backward);
+      if (place) list = std::move(place.mapped());
+      if (!but.empty()) all.by_backward_[backward].assign(but.begin(), but.end());
+    }
+    for (const auto& entry : list) {
+      const auto kept = entry.lock();
+      if (kept && std::ranges::find(but, kept) == but.end()) kept->evict_recomputed();
+    }
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<int, std::vector<std::weak_ptr<KeptValue>>> by_backward_;
 };
 
 }  // namespace
@@ -245,7 +270,7 @@ void Region::recompute(const std::shared_ptr<KeptValue>& asked) {
   }
   std::optional<EvictionPool::Pin> pin;
   if (pool_) pin.emplace(*pool_, *asked);
-  for (const auto& kept : wanted) RecomputedValues::of_this_thread().add(kept);
+  RecomputedValues::add(wanted);
   replay(need, wanted);
 }
 

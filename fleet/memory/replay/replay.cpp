@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -22,8 +24,16 @@
 namespace fleet::memory {
 namespace {
 
-/// Ends a replayed op once the last tensor that is wanted of it was saved.
-struct StopOp {};
+/// Ends a replayed op once the last tensor that is wanted of it was saved. Thrown through
+/// LibTorch's code only: no foreign op, which may be written in Python, is ended that way.
+struct StopOp final : std::exception {
+  const char* what() const noexcept override { return "a replay needs no more of this op"; }
+};
+
+bool may_be_stopped(const OpRecord& record) {
+  const std::string_view name = record.traits->name;
+  return name.starts_with("aten::") || name.starts_with("fleet::");
+}
 
 /// Captures the tensors that autograd saves while an op is replayed.
 class Capture final : public compat::SaveObserver {
@@ -45,6 +55,8 @@ class Capture final : public compat::SaveObserver {
     if (may_stop_ && n == last_) throw StopOp{};
     return std::make_unique<Unusable>();
   }
+
+  bool precedes_user_hooks() const override { return true; }
 
   int seen() const { return seen_; }
 
@@ -223,7 +235,7 @@ class Replay {
     if (record.mask) {
       call_dropout(record, stack, wants_results, wants_saves ? &asked->second : nullptr);
     } else {
-      Capture capture(record.saves, wants_saves && !wants_results);
+      Capture capture(record.saves, wants_saves && !wants_results && may_be_stopped(record));
       if (wants_saves) {
         for (auto* kept : asked->second) capture.want(kept);
       }

@@ -56,6 +56,8 @@ void Tape::add_input(OpRecord& record, const torch::Tensor& tensor, int argument
                 .written = traits.written,
                 .statistics = traits.statistics};
   input.version = values_.version_of(input.value);
+  // What a subclass computes with __torch_dispatch__ is not for replays.
+  if (tensor.unsafeGetTensorImpl()->is_python_dispatch()) record.can_replay = false;
   // A replay that writes to a replay input would change it for the next one.
   if (input.written && !retention_.is_inside(input.value)) record.can_replay = false;
   if (values_.is_borrowed(input.value)) record.can_replay = false;  // it may be gone by then
@@ -104,13 +106,27 @@ void Tape::read_arguments(OpRecord& record, const torch::jit::Stack& stack) {
 }
 
 // Replay inputs that this op writes to are copied first.
-void Tape::copy_before_write(const OpRecord& record) const {
+void Tape::copy_before_write(const OpRecord& record) {
   if (!record.traits->writes && !record.traits->has_statistics) return;
   const UnrecordedScope unrecorded;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const auto& input = record.inputs[i];
-    if (input.written || input.statistics) copy_on_write(arguments_[i]);
+    if (!input.written && !input.statistics) continue;
+    copy_on_write(arguments_[i]);
+    const int id = values_.storage_id_of(input.value);
+    if (!undo_ || id < 0) continue;
+    auto& storage = values_.storage(id);
+    if (storage.was_there && !std::exchange(storage.is_undone, true)) undo_->add(arguments_[i]);
   }
+}
+
+std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> Tape::storages_from_outside() const {
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> result;
+  for (int id = 0; id < values_.storages(); ++id) {
+    const auto& storage = values_.storage(id);
+    if (storage.was_there) result.push_back(storage.storage);
+  }
+  return result;
 }
 
 void Tape::accept_write(const OpRecord& record) const {

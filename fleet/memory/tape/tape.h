@@ -16,6 +16,7 @@
 #include "fleet/memory/tape/tape_policy.h"
 #include "fleet/memory/tape/tape_report.h"
 #include "fleet/memory/tape/tape_values.h"
+#include "fleet/memory/tape/write_undo.h"
 
 namespace fleet::memory {
 
@@ -58,10 +59,15 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   int live_in_segment(int limit) const { return retention_.live_in_segment(limit); }
   const TapeReport& report() const { return report_; }
 
+  /// From now on, what was there before the forward is copied before an op writes to it.
+  void set_undo(WriteUndo* undo) { undo_ = undo; }
+  /// Storages that ops have read and that were there before the forward: parameters, buffers, data.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_from_outside() const;
+
  private:
   void add_input(OpRecord& record, const torch::Tensor& tensor, int argument, int element);
   void read_arguments(OpRecord& record, const torch::jit::Stack& stack);
-  void copy_before_write(const OpRecord& record) const;
+  void copy_before_write(const OpRecord& record);
   void accept_write(const OpRecord& record) const;
   void keep_inputs(OpRecord& record);
   void note_writes(const OpRecord& record);
@@ -72,6 +78,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   TapeValues values_;
   std::unique_ptr<ProfileWriter> profile_;
   Retention retention_;
+  WriteUndo* undo_ = nullptr;
   // Of the op that runs:
   std::shared_ptr<OpRecord> running_;
   std::vector<torch::Tensor> arguments_;  // by input

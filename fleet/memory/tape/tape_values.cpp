@@ -17,7 +17,7 @@ int find_in(const std::unordered_map<const Key*, int>& numbers, const Key* key) 
 
 }  // namespace
 
-int TapeValues::storage_id(const c10::StorageImpl* storage, Region* defining_region) {
+int TapeValues::storage_id(const c10::StorageImpl* storage, int producer, Region* defining_region) {
   const auto id = static_cast<int>(storages_.size());
   const auto [place, is_new] = id_by_storage_.try_emplace(storage, id);
   if (is_new) {
@@ -26,7 +26,8 @@ int TapeValues::storage_id(const c10::StorageImpl* storage, Region* defining_reg
         {.storage = decltype(Storage::storage)(
              c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(impl)),
          .defining_region = defining_region,
-         .is_borrowed = !defining_region && !compat::owns_memory(*storage)});
+         .is_borrowed = !defining_region && !compat::owns_memory(*storage),
+         .was_there = producer < 0});
     provenance_->writers.emplace_back();
   }
   return place->second;
@@ -50,10 +51,10 @@ int TapeValues::number_of(const torch::Tensor& tensor, int producer, Region* def
                      .dtype = tensor.scalar_type(),
                      .is_strided = strided,
                      .offset = strided ? tensor.storage_offset() : 0});
-  const int id = storage ? storage_id(storage, defining_region) : -1;
+  const int id = storage ? storage_id(storage, producer, defining_region) : -1;
   if (!tensor.has_storage()) {
     compat::for_each_part(tensor, [&](const c10::Storage& part) {
-      storage_id(part.unsafeGetStorageImpl(), nullptr);
+      storage_id(part.unsafeGetStorageImpl(), producer, nullptr);
     });
   }
   provenance_->values.push_back({.producer = producer, .storage = id});

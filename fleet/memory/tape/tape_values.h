@@ -32,6 +32,8 @@ class TapeValues {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     Region* defining_region = nullptr;  // where its first value was computed; null: outside
     bool is_borrowed = false;      // may be freed before its last reader: see compat::owns_memory
+    bool was_there = false;        // before the forward, as far as ops tell
+    bool is_undone = false;        // a copy of it is in the WriteUndo
     int block = -1;                // of the profile
     std::vector<int> values = {};  // if they are listed
   };
@@ -51,6 +53,7 @@ class TapeValues {
   int size() const { return static_cast<int>(values_.size()); }
   Value& operator[](int value) { return values_[static_cast<size_t>(value)]; }
   const Value& operator[](int value) const { return values_[static_cast<size_t>(value)]; }
+  int storages() const { return static_cast<int>(storages_.size()); }
   Storage& storage(int id) { return storages_[static_cast<size_t>(id)]; }
   const Storage& storage(int id) const { return storages_[static_cast<size_t>(id)]; }
   const std::shared_ptr<ProvenanceTable>& provenance() const { return provenance_; }
@@ -68,7 +71,7 @@ class TapeValues {
   Region* defining_region_of(int value) const;
 
  private:
-  int storage_id(const c10::StorageImpl* storage, Region* defining_region);
+  int storage_id(const c10::StorageImpl* storage, int producer, Region* defining_region);
 
   bool lists_values_;
   std::shared_ptr<ProvenanceTable> provenance_;

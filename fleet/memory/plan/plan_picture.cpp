@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/fleet/plan_picture.h"
+#include "fleet/memory/plan/plan_picture.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "fleet/core/text/format.h"
 
-namespace fleet::tool {
+namespace fleet::memory {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -179,4 +179,37 @@ std::string PlanPicture::svg() const {
          time_over_memory(*this) + "</svg>\n";
 }
 
-}  // namespace fleet::tool
+std::vector<PlanPicture::Point> time_over_memory(const StepProfile& profile) {
+  constexpr int kPoints = 16;
+  const auto least = least_memory(profile);
+  const auto range = keep_everything(profile).predicted_peak - least.predicted_peak;
+  std::vector<PlanPicture::Point> points{{least.predicted_peak, least.predicted_seconds}};
+  for (int i = 1; i <= kPoints; ++i) {
+    const auto limit = least.predicted_peak + range * i / kPoints;
+    if (const auto plan = make_plan(profile, {.budget = limit})) {
+      points.push_back({plan->predicted_peak, plan->predicted_seconds});
+    }
+  }
+  std::ranges::sort(points, {}, &PlanPicture::Point::bytes);
+  // One that takes more memory and more time than another is no choice.
+  std::vector<PlanPicture::Point> curve;
+  for (const auto& point : points) {
+    if (curve.empty() || point.seconds < curve.back().seconds) curve.push_back(point);
+  }
+  return curve;
+}
+
+std::string draw_plan(const StepProfile& profile, const Plan& plan, const std::string& title) {
+  const PlanSimulation simulation(profile);
+  PlanPicture picture{.title = title, .budget = plan.budget};
+  const auto add = [&](const char* name, const Plan& way) {
+    auto prediction = simulation.predict(way);
+    picture.lines.push_back({name, std::move(prediction.forward), std::move(prediction.backward)});
+  };
+  add("plain", keep_everything(profile));
+  add("planned", plan);
+  picture.curve = time_over_memory(profile);
+  return picture.svg();
+}
+
+}  // namespace fleet::memory

@@ -5,7 +5,10 @@
 #include <string>
 #include <vector>
 
-namespace fleet::tool {
+namespace fleet::memory {
+
+struct Plan;
+struct StepProfile;
 
 /// Two charts beside each other: memory over one step, and time over memory.
 struct PlanPicture {
@@ -26,4 +29,10 @@ struct PlanPicture {
   std::string svg() const;
 };
 
-}  // namespace fleet::tool
+/// What plans for this step cost, from the least memory to all that plain training takes.
+std::vector<PlanPicture::Point> time_over_memory(const StepProfile& profile);
+
+/// Plain training and a plan for it, as SVG.
+std::string draw_plan(const StepProfile& profile, const Plan& plan, const std::string& title);
+
+}  // namespace fleet::memory

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nets of the shapes that people train, within a half, a quarter and an eighth of their
+// activations: what a step takes, beside plain steps of the same batch.
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include <c10/util/StringUtil.h>
+
+#include "fleet/core/log.h"
+#include "fleet/core/seconds_since.h"
+#include "fleet/core/text/format.h"
+#include "fleet/core/torch/interception.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/plan/budget_plans.h"
+
+#include "bench/benches.h"
+#include "bench/zoo/zoo.h"
+
+namespace fleet::bench {
+namespace {
+
+using memory::BudgetAllocator;
+using memory::BudgetPlans;
+
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr int kRounds = 7;
+
+memory::MemoryCounter& counter() { return BudgetAllocator::cpu().counter(); }
+double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
+
+struct Step {
+  double seconds = 0;
+  int64_t peak = 0;  // above what was live before
+};
+
+class Program {
+ public:
+  explicit Program(const zoo::Entry& entry) : entry_(entry), net_(zoo::make_net(entry.name)) {
+    for (const auto& parameter : net_->parameters()) {
+      parameter.mutable_grad() = torch::zeros_like(parameter);
+    }
+    live_ = counter().live();
+  }
+
+  const zoo::Entry& entry() const { return entry_; }
+  int64_t live() const { return live_; }  // parameters and gradients
+
+  Step plain(int64_t update) {
+    return measured([&] { net_->loss(update).backward(); });
+  }
+
+  // As `minimize` does, but for the update.
+  Step budgeted(int64_t update, BudgetPlans& plans) {
+    return measured([&] {
+      while (!tried(update, plans)) {
+        // As it was before: the gradients of half a backward.
+        for (const auto& parameter : net_->parameters()) parameter.mutable_grad().zero_();
+      }
+    });
+  }
+
+ private:
+  template <class Work>
+  Step measured(const Work& work) {
+    for (const auto& parameter : net_->parameters()) parameter.mutable_grad().zero_();
+    torch::manual_seed(7);
+    counter().reset_peaks();
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return {.seconds = seconds_since(begin), .peak = counter().peak() - live_};
+  }
+
+  // False: memory was short, and the plans know another way.
+  bool tried(int64_t update, BudgetPlans& plans) {
+    memory::BudgetScope budget(counter(), plans.budget());
+    plans.prepare(kSamples);
+    const auto forward = plans.begin();
+    if (forward.is_unbounded) budget.set(kUnbounded);
+    try {
+      torch::Tensor loss;
+      {
+        memory::TapeScope scope(*forward.policy, forward.profiler);
+        loss = net_->loss(update);
+        scope.tape().end();
+        plans.end_forward(scope.tape().report());
+      }
+      loss.backward();
+    } catch (const c10::OutOfMemoryError&) {
+      compat::flush_failed_backward();
+      if (!plans.tighten(/*can_split=*/false)) throw;
+      return false;
+    }
+    plans.end_backward();
+    return true;
+  }
+
+ public:
+  static constexpr int64_t kSamples = 1;  // the same batch size in every step
+  static constexpr int64_t kUnbounded = int64_t{1} << 40;
+
+ private:
+  const zoo::Entry& entry_;
+  std::shared_ptr<zoo::Net> net_;
+  int64_t live_ = 0;
+};
+
+struct Share {
+  const char* name;
+  int64_t part;
+};
+constexpr Share kShares[] = {{"half", 2}, {"a quarter", 4}, {"an eighth", 8}};
+
+// One share of one net: its first steps, and its steps beside plain ones.
+class ShareOfNet {
+ public:
+  ShareOfNet(Program& program, const Share& share, int64_t plain_peak)
+      : program_(program),
+        share_(share),
+        plain_peak_(plain_peak),
+        plans_({.budget = program.live() + plain_peak / share.part,
+                .limit = Program::kUnbounded,
+                .logs_plans = false},
+               counter()) {}
+
+  // False: nothing fits, and `why` is the reason.
+  bool start() {
+    try {
+      for (int64_t update = 0; update < 3; ++update) {
+        const double plain = program_.plain(update).seconds;
+        first_.push_back(program_.budgeted(update, plans_).seconds / plain);
+      }
+      // A program that changes is measured a few times before it is given up planning for.
+      for (int64_t update = 3; program_.entry().changes && update < 8; ++update) {
+        program_.budgeted(update, plans_);
+      }
+      return true;
+    } catch (const std::exception& error) {
+      why_ = error.what();
+      return false;
+    }
+  }
+
+  void round(int64_t update) {
+    program_.budgeted(update, plans_);
+    const auto first = program_.budgeted(update, plans_),
+               second = program_.budgeted(update, plans_);
+    const double before = best_plain(update);
+    peak_ = std::max({peak_, first.peak, second.peak});
+    seconds_.seconds.push_back(std::min(first.seconds, second.seconds));
+    plain_.seconds.push_back(before);
+    ratios_.push_back(seconds_.seconds.back() / before);
+  }
+
+  Row result() const {
+    const auto name = format("{}, {}", program_.entry().name, share_.name);
+    if (!why_.empty()) {
+      return {name, mib(plain_peak_ / share_.part),      "MiB", "plain", mib(plain_peak_),
+              0,    why_.substr(0, why_.find("\n  fix"))};
+    }
+    const Slowdown slowdown(ratios_);
+    const auto plan = plans_.plan(Program::kSamples);
+    auto note = format("{}; {:.1f} of {:.1f} MiB; {}", slowdown.text(), mib(peak_),
+                       mib(plain_peak_), plan ? plan->describe() : "evicted on demand");
+    if (plan) {
+      note += format("; predicted {:+.1f} %",
+                     100 * (plan->predicted_seconds / plan->plain_seconds - 1));
+    }
+    note += format("; first steps {:.2f}x, {:.2f}x, {:.2f}x", first_[0], first_[1], first_[2]);
+    return {name,    seconds_.median() * 1e3, "ms",
+            "plain", plain_.median() * 1e3,   1 / slowdown.middle,
+            note};
+  }
+
+ private:
+  double best_plain(int64_t update) {
+    program_.plain(update);
+    return std::min(program_.plain(update).seconds, program_.plain(update).seconds);
+  }
+
+  Program& program_;
+  const Share& share_;
+  int64_t plain_peak_;
+  BudgetPlans plans_;
+  std::vector<double> first_, ratios_;
+  Timing seconds_, plain_;
+  int64_t peak_ = 0;
+  std::string why_;
+};
+
+}  // namespace
+
+std::vector<Row> bench_any_model() {
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  std::vector<Row> rows;
+  const char* only = std::getenv("FLEET_BENCH_NETS");
+  for (const auto& entry : zoo::entries()) {
+    if (only &&
+        c10::str(',', only, ',').find(c10::str(',', entry.name, ',')) == std::string::npos) {
+      continue;
+    }
+    torch::manual_seed(1);
+    Program program(entry);
+    program.plain(0);
+    int64_t peak = program.plain(0).peak;
+    // The batches of a program that changes are of different sizes: the largest counts.
+    for (int64_t update = 1; entry.changes && update < 8 + kRounds; ++update) {
+      peak = std::max(peak, program.plain(update).peak);
+    }
+    for (const auto& share : kShares) {
+      ShareOfNet row(program, share, peak);
+      if (row.start()) {
+        for (int round = 0; round < kRounds; ++round) row.round(entry.changes ? 8 + round : 0);
+      }
+      rows.push_back(row.result());
+      log::info("bench", format("{}: {:.6g} {} {}", rows.back().name, rows.back().value,
+                                rows.back().unit, rows.back().note));
+    }
+  }
+  return rows;
+}
+
+}  // namespace fleet::bench

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/torch/observed_engine.h"
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include "fleet/core/torch/interception.h"
+
+namespace fleet::compat {
+namespace {
+
+using torch::autograd::Engine;
+
+class NextBackward {
+ public:
+  static NextBackward& instance() {
+    static auto* const one = new NextBackward();  // graphs may outlive every static object
+    return *one;
+  }
+
+  int add(std::function<void()> begun) {
+    const std::lock_guard lock(mutex_);
+    waiting_.emplace_back(++last_, std::move(begun));
+    is_awaited_ = true;
+    return last_;
+  }
+
+  void remove(int number) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(waiting_, [&](const auto& entry) { return entry.first == number; });
+    is_awaited_ = !waiting_.empty();
+  }
+
+  void reads() {
+    if (!is_awaited_.load(std::memory_order_relaxed) || current_backward() < 0) return;
+    decltype(waiting_) begun;
+    {
+      const std::lock_guard lock(mutex_);
+      begun.swap(waiting_);
+      is_awaited_ = false;
+    }
+    for (const auto& [number, work] : begun) work();
+  }
+
+ private:
+  std::atomic<bool> is_awaited_{false};
+  std::mutex mutex_;  // guards the next two
+  int last_ = 0;
+  std::vector<std::pair<int, std::function<void()>>> waiting_;
+};
+
+class Hook final : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const torch::Tensor& tensor) override { saved_ = save_observed(tensor); }
+  torch::Tensor call_unpack_hook() override {
+    NextBackward::instance().reads();
+    return saved_->unpack();
+  }
+
+ private:
+  std::unique_ptr<SavedTensor> saved_;
+};
+
+// The default before; for as long as the process lives, since graphs may ask it at any time.
+std::atomic<Engine*> g_before{nullptr};
+
+class ObservedEngine final : public Engine {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    const auto wish = save_wish();
+    if (wish == SaveWish::kFirst) return std::make_unique<Hook>();
+    if (auto hooks = before().get_default_saved_variable_hooks()) return hooks;
+    // torch.compile and torch.func switch hooks off while they trace.
+    const auto& user = at::SavedTensorDefaultHooks::get_tls_state();
+    if (wish == SaveWish::kNone || user.is_tracing || user.disabled_error_message) return nullptr;
+    return std::make_unique<Hook>();
+  }
+
+  std::vector<std::unique_ptr<torch::autograd::NodeCreationHook>> get_node_creation_hooks()
+      override {
+    return before().get_node_creation_hooks();
+  }
+
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return before().make_anomaly_metadata();
+  }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return before().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      c10::intrusive_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return before().execute_with_graph_task(graph_task, std::move(graph_root),
+                                            std::move(input_buffer));
+  }
+
+  static Engine& get() {
+    static auto* const engine = new ObservedEngine();
+    return *engine;
+  }
+  static Engine& before() { return *g_before.load(std::memory_order_relaxed); }
+};
+
+std::mutex g_mutex;  // guards the next, and who is installed
+int g_installed = 0;
+
+}  // namespace
+
+void install_engine() {
+  const std::lock_guard lock(g_mutex);
+  ++g_installed;
+  auto& now = Engine::get_default_engine();
+  if (&now == &ObservedEngine::get()) return;
+  // The first time, or somebody else was installed meanwhile, as Python's is when it is loaded.
+  g_before = &now;
+  torch::autograd::set_default_engine_stub(&ObservedEngine::get);
+}
+
+void uninstall_engine() {
+  const std::lock_guard lock(g_mutex);
+  if (--g_installed > 0) return;
+  if (&Engine::get_default_engine() != &ObservedEngine::get()) return;
+  torch::autograd::set_default_engine_stub(&ObservedEngine::before);
+}
+
+const void* default_engine() { return &Engine::get_default_engine(); }
+
+int on_next_backward(std::function<void()> begun) {
+  return NextBackward::instance().add(std::move(begun));
+}
+
+void forget_next_backward(int number) { NextBackward::instance().remove(number); }
+
+void on_backward_end(std::function<void(bool succeeded)> ended) {
+  // LibTorch forgets its callbacks when a backward fails; their end is the end of the backward.
+  struct Callback {
+    explicit Callback(std::function<void(bool)> ended) : ended(std::move(ended)) {}
+    ~Callback() { call(false); }
+    void call(bool succeeded) {
+      if (const auto once = std::exchange(ended, nullptr)) once(succeeded);
+    }
+    std::function<void(bool)> ended;
+  };
+  auto callback = std::make_shared<Callback>(std::move(ended));
+  Engine::get_default_engine().queue_callback([callback] { callback->call(true); });
+}
+
+}  // namespace fleet::compat

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/types.h>
+
+namespace fleet::python {
+
+namespace py = pybind11;
+
+// One function per file: what it adds to the module.
+void bind_budget(py::module_& m);
+void bind_errors();
+void bind_optim(py::module_& m);
+void bind_plan(py::module_& m);
+void bind_strategy(py::module_& m);
+void bind_training(py::module_& m);
+void bind_world(py::module_& m);
+
+/// Calls Python, from a thread that does not hold the GIL. Out of memory comes out as C++ throws
+/// it, so that C++ can try again, and without the frames that the Python exception holds.
+py::object call_python(const py::object& fn);
+
+/// The tensor that a loss closure returned; an Error for anything else.
+torch::Tensor loss_tensor(const py::object& result);
+
+}  // namespace fleet::python

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/csrc/Exceptions.h>
+
+#include "fleet/core/error.h"
+#include "fleet/core/error_message.h"
+#include "fleet/core/process/stop_request.h"
+#include "fleet/core/text/format.h"
+#include "fleet/memory/allocator/budget_exceeded.h"
+
+#include "bindings.h"
+
+namespace fleet::python {
+namespace {
+
+struct Types {
+  py::object error, usage_error, stopped, out_of_memory;
+};
+
+Types& types() {
+  static auto* const all = new Types();  // Python may end before static objects do
+  return *all;
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (python_error& error) {  // a Python exception that went through LibTorch
+    error.restore();
+  } catch (const UsageError& error) {
+    PyErr_SetString(types().usage_error.ptr(), error.what());
+  } catch (const Error& error) {
+    PyErr_SetString(types().error.ptr(), error.what());
+  } catch (const Stopped&) {
+    constexpr int kExitCode = 143;  // as run_main has it
+    PyErr_SetObject(types().stopped.ptr(), py::int_(kExitCode).ptr());
+  } catch (const c10::OutOfMemoryError& error) {
+    PyErr_SetString(types().out_of_memory.ptr(), error_message(error).c_str());
+  } catch (const c10::IndexError& error) {
+    PyErr_SetString(PyExc_IndexError, error_message(error).c_str());
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error_message(error).c_str());
+  }
+}
+
+// What a c10::OutOfMemoryError became on its way through Python.
+[[noreturn]] void throw_out_of_memory(const std::string& text) {
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if (text.find("the budget is") != std::string::npos) throw memory::BudgetExceeded(here, text);
+  throw c10::OutOfMemoryError(here, text);
+}
+
+}  // namespace
+
+py::object call_python(const py::object& fn) {
+  std::string text;
+  try {
+    return fn();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(types().out_of_memory)) throw;
+    text = py::str(error.value());
+  }
+  throw_out_of_memory(text);  // without the Python exception
+}
+
+torch::Tensor loss_tensor(const py::object& result) {
+  if (THPVariable_Check(result.ptr())) return THPVariable_Unpack(result.ptr());
+  throw UsageError("loss",
+                   format("the closure returned {}, and the loss must be a tensor",
+                          std::string(py::str(py::type::of(result).attr("__name__")))),
+                   "return the loss itself: lambda: model(**batch).loss");
+}
+
+void bind_errors() {
+  auto& all = types();
+  const auto errors = py::module_::import("fleet._errors");
+  all.error = errors.attr("Error");
+  all.usage_error = errors.attr("UsageError");
+  all.stopped = errors.attr("Stopped");
+  all.out_of_memory = py::module_::import("torch").attr("OutOfMemoryError");
+  py::register_exception_translator(&translate);
+}
+
+}  // namespace fleet::python

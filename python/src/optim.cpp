@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/core/error.h"
+#include "fleet/core/text/format.h"
+#include "fleet/optim/tensor_updates.h"
+
+#include "bindings.h"
+
+namespace fleet::python {
+namespace {
+
+using Tensors = std::vector<torch::Tensor>;
+
+struct Updates {
+  Tensors values, gradients;
+  std::vector<Tensors> state;
+  std::vector<int64_t> updates = {};
+  std::vector<bool> is_left_out = {};
+
+  std::vector<optim::TensorUpdate> list() const {
+    std::vector<optim::TensorUpdate> result(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      result[i] = {.value = values[i], .gradient = gradients[i]};
+      for (size_t s = 0; s < state.size(); ++s) result[i].state[s] = state[s][i];
+      if (!updates.empty()) result[i].updates = updates[i];
+      if (!is_left_out.empty()) result[i].is_left_out = is_left_out[i];
+    }
+    return result;
+  }
+};
+
+template <typename Options>
+using Rule = void (*)(std::span<optim::TensorUpdate>, const Options&);
+
+template <typename Options>
+void run(Rule<Options> rule, const Updates& updates, const Options& options) {
+  const py::gil_scoped_release no_gil;
+  auto list = updates.list();
+  rule(list, options);
+}
+
+std::vector<std::string> texts(const std::vector<std::string_view>& names) {
+  return {names.begin(), names.end()};
+}
+
+}  // namespace
+
+void bind_optim(py::module_& m) {
+  using namespace py::literals;
+  auto o = m.def_submodule("optim", "One update of a list of parameters.");
+  o.def(
+      "sgd",
+      [](const Tensors& values, const Tensors& gradients, double lr, double weight_decay) {
+        run<optim::SgdOptions>(&optim::sgd_update, {values, gradients, {}},
+                               {.lr = lr, .weight_decay = weight_decay});
+      },
+      "values"_a, "gradients"_a, "lr"_a, "weight_decay"_a);
+  o.def(
+      "momentum",
+      [](const Tensors& values, const Tensors& gradients, const Tensors& velocity, double lr,
+         double momentum, double weight_decay, bool nesterov) {
+        run<optim::MomentumOptions>(&optim::momentum_update, {values, gradients, {velocity}},
+                                    {.lr = lr,
+                                     .momentum = momentum,
+                                     .weight_decay = weight_decay,
+                                     .use_nesterov = nesterov});
+      },
+      "values"_a, "gradients"_a, "velocity"_a, "lr"_a, "momentum"_a, "weight_decay"_a,
+      "nesterov"_a);
+  o.def(
+      "adam",
+      [](const Tensors& values, const Tensors& gradients, const Tensors& moment1,
+         const Tensors& moment2, const std::vector<int64_t>& updates, double lr, double beta1,
+         double beta2, double epsilon, double weight_decay, bool decoupled) {
+        const Updates all{values, gradients, {moment1, moment2}, updates};
+        if (decoupled) {
+          run<optim::AdamWOptions>(&optim::adamw_update, all,
+                                   {.lr = lr,
+                                    .beta1 = beta1,
+                                    .beta2 = beta2,
+                                    .epsilon = epsilon,
+                                    .weight_decay = weight_decay});
+        } else {
+          run<optim::AdamOptions>(&optim::adam_update, all,
+                                  {.lr = lr,
+                                   .beta1 = beta1,
+                                   .beta2 = beta2,
+                                   .epsilon = epsilon,
+                                   .weight_decay = weight_decay});
+        }
+      },
+      "values"_a, "gradients"_a, "moment1"_a, "moment2"_a, "updates"_a, "lr"_a, "beta1"_a,
+      "beta2"_a, "epsilon"_a, "weight_decay"_a, "decoupled"_a);
+  o.def(
+      "lars",
+      [](const Tensors& values, const Tensors& gradients, const Tensors& velocity,
+         const std::vector<bool>& is_left_out, double lr, double momentum, double lars_coeff,
+         double lars_weight_decay, double epsilon, bool nesterov, const std::string& rule) {
+        run<optim::LarsOptions>(&optim::lars_update,
+                                {values, gradients, {velocity}, {}, is_left_out},
+                                {.lr = lr,
+                                 .momentum = momentum,
+                                 .lars_coeff = lars_coeff,
+                                 .lars_weight_decay = lars_weight_decay,
+                                 .epsilon = epsilon,
+                                 .use_nesterov = nesterov,
+                                 .rule = optim::lars_rule(rule)});
+      },
+      "values"_a, "gradients"_a, "velocity"_a, "is_left_out"_a, "lr"_a, "momentum"_a,
+      "lars_coeff"_a, "lars_weight_decay"_a, "epsilon"_a, "nesterov"_a, "rule"_a);
+  o.def(
+      "lamb",
+      [](const Tensors& values, const Tensors& gradients, const Tensors& moment1,
+         const Tensors& moment2, const std::vector<int64_t>& updates,
+         const std::vector<bool>& is_left_out, double lr, double beta1, double beta2,
+         double epsilon, double lamb_weight_decay, const std::string& rule) {
+        run<optim::LambOptions>(&optim::lamb_update,
+                                {values, gradients, {moment1, moment2}, updates, is_left_out},
+                                {.lr = lr,
+                                 .beta1 = beta1,
+                                 .beta2 = beta2,
+                                 .epsilon = epsilon,
+                                 .lamb_weight_decay = lamb_weight_decay,
+                                 .rule = optim::lamb_rule(rule)});
+      },
+      "values"_a, "gradients"_a, "moment1"_a, "moment2"_a, "updates"_a, "is_left_out"_a, "lr"_a,
+      "beta1"_a, "beta2"_a, "epsilon"_a, "lamb_weight_decay"_a, "rule"_a);
+  o.def("lars_excludes_bias_and_norm",
+        [](const std::string& rule) { return optim::lars_rule(rule).exclude_bias_and_norm; });
+  o.def("lamb_excludes_bias_and_norm",
+        [](const std::string& rule) { return optim::lamb_rule(rule).exclude_bias_and_norm; });
+  o.def("lars_rules", [] { return texts(optim::lars_rule_names()); });
+  o.def("lamb_rules", [] { return texts(optim::lamb_rule_names()); });
+}
+
+}  // namespace fleet::python

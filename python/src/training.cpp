@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+
+#include "fleet/core/error.h"
+#include "fleet/core/options/options_json.h"
+#include "fleet/core/text/format.h"
+#include "fleet/optim/adam.h"
+#include "fleet/optim/lamb.h"
+#include "fleet/optim/lars.h"
+#include "fleet/optim/momentum.h"
+#include "fleet/optim/sgd.h"
+#include "fleet/snapshot/snapshots.h"
+#include "fleet/train/distributed_optimizer.h"
+
+#include "bindings.h"
+#include "module_mirror.h"
+
+namespace fleet::python {
+namespace {
+
+using Release = py::call_guard<py::gil_scoped_release>;
+
+WeightedLoss weighted(const py::handle& pair) {
+  const auto parts = pair.cast<py::sequence>();
+  if (parts.size() != 2) {
+    throw UsageError("loss", format("a weighted loss has {} parts", parts.size()),
+                     "return (sum, weight)");
+  }
+  return {.sum = loss_tensor(parts[0]), .weight = parts[1].cast<double>()};
+}
+
+// A tensor is a mean; (sum, weight) a WeightedLoss; a list of such pairs LossTerms.
+Loss loss_of(const py::object& result) {
+  if (py::isinstance<py::tuple>(result)) return weighted(result);
+  if (!py::isinstance<py::list>(result)) return loss_tensor(result);
+  LossTerms terms;
+  for (const auto& pair : result.cast<py::list>()) terms.terms.push_back(weighted(pair));
+  return terms;
+}
+
+// Tensors in tuples, lists and dictionaries, with the samples in their first dimension.
+class Batch {
+ public:
+  explicit Batch(py::object tree) : tree_(std::move(tree)) {
+    const auto leaves = pytree().attr("tree_leaves")(tree_);
+    for (const auto& leaf : leaves) {
+      if (!THPVariable_Check(leaf.ptr())) continue;
+      const auto& tensor = THPVariable_Unpack(leaf.ptr());
+      if (tensor.dim() == 0) continue;
+      if (samples_ >= 0 && tensor.size(0) != samples_) {
+        throw UsageError("batch",
+                         format("tensors of the batch have {} and {} samples in their first "
+                                "dimension",
+                                samples_, tensor.size(0)),
+                         "put the samples first in every tensor");
+      }
+      samples_ = tensor.size(0);
+    }
+    if (samples_ < 0) {
+      throw UsageError("batch", "the batch has no tensor with samples",
+                       "use minimize(loss) for what is not a tensor, or a tuple or dictionary of "
+                       "them");
+    }
+  }
+
+  int64_t size() const { return samples_; }
+  // Called by C++, without the GIL.
+  Batch slice(int64_t begin, int64_t end) const {
+    const py::gil_scoped_acquire gil;
+    const py::cpp_function cut([begin, end](const py::object& leaf) -> py::object {
+      if (!THPVariable_Check(leaf.ptr())) return leaf;
+      const auto& tensor = THPVariable_Unpack(leaf.ptr());
+      return tensor.dim() == 0 ? leaf : py::cast(tensor.narrow(0, begin, end - begin));
+    });
+    return Batch(pytree().attr("tree_map")(cut, tree_));
+  }
+  const py::object& tree() const { return tree_; }
+
+  ~Batch() {
+    const py::gil_scoped_acquire gil;
+    tree_ = py::object();
+  }
+  Batch(const Batch& other) : samples_(other.samples_) {
+    const py::gil_scoped_acquire gil;
+    tree_ = other.tree_;
+  }
+  Batch(Batch&&) = default;
+
+ private:
+  static py::module_ pytree() { return py::module_::import("torch.utils._pytree"); }
+  py::object tree_;
+  int64_t samples_ = -1;
+};
+
+UpdateReport minimize(DistributedOptimizer& self, const py::object& first, const py::object& loss) {
+  if (loss.is_none()) {
+    const py::gil_scoped_release no_gil;
+    return self.minimize([&]() -> Loss {
+      const py::gil_scoped_acquire gil;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      return loss_of(call_python(first));
+    });
+  }
+  const Batch batch(first);
+  const py::gil_scoped_release no_gil;
+  return self.minimize(batch, [&](const Batch& micro_batch) -> Loss {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    return loss_of(call_python(py::cpp_function([&] { return loss(micro_batch.tree()); })));
+  });
+}
+
+// `with optimizer.forward():`
+class ForwardContext {
+ public:
+  ForwardContext(DistributedOptimizer& optimizer, int64_t samples)
+      : optimizer_(optimizer), samples_(samples) {}
+  void enter() { scope_.emplace(optimizer_.forward(samples_)); }
+  void exit(const py::args& /*error*/) { scope_.reset(); }
+
+ private:
+  DistributedOptimizer& optimizer_;
+  int64_t samples_;
+  std::optional<DistributedOptimizer::ForwardScope> scope_;
+};
+
+template <typename T>
+T at(const py::dict& group, const char* key) {
+  return group[key].cast<T>();
+}
+
+// An optimizer of fleet.optim, as C++ has it.
+std::unique_ptr<optim::Optimizer> optimizer_of(const py::object& python) {
+  const auto own = py::module_::import("fleet.optim");
+  const auto is = [&](const char* name) { return py::isinstance(python, own.attr(name)); };
+  if (!py::hasattr(python, "model") || !py::isinstance(python, own.attr("_Optimizer"))) {
+    throw UsageError("optim",
+                     format("{} is no optimizer of fleet.optim",
+                            std::string(py::str(py::type::of(python).attr("__name__")))),
+                     "use fleet.optim.SGD, Momentum, Adam, AdamW, Lars or Lamb; any optimizer of "
+                     "torch.optim works with fleet.MemoryBudget");
+  }
+  const auto groups = python.attr("param_groups").cast<py::list>();
+  if (groups.size() != 1) {
+    throw UsageError(
+        "optim",
+        format("the optimizer has {} param_groups, and strategies take one", groups.size()),
+        "make it with the model alone: fleet.optim.Adam(model, lr=...)");
+  }
+  const auto group = groups[0].cast<py::dict>();
+  const auto model = mirror(python.attr("model"));
+  const double lr = at<double>(group, "lr");
+  if (is("Lamb")) {
+    const auto betas = at<std::pair<double, double>>(group, "betas");
+    return std::make_unique<optim::Lamb>(
+        model, optim::LambOptions{.lr = lr,
+                                  .beta1 = betas.first,
+                                  .beta2 = betas.second,
+                                  .epsilon = at<double>(group, "epsilon"),
+                                  .lamb_weight_decay = at<double>(group, "lamb_weight_decay"),
+                                  .exclude_from_weight_decay = at<std::vector<std::string>>(
+                                      group, "exclude_from_weight_decay"),
+                                  .rule = optim::lamb_rule(at<std::string>(group, "rule"))});
+  }
+  if (is("Lars")) {
+    return std::make_unique<optim::Lars>(
+        model, optim::LarsOptions{.lr = lr,
+                                  .momentum = at<double>(group, "momentum"),
+                                  .lars_coeff = at<double>(group, "lars_coeff"),
+                                  .lars_weight_decay = at<double>(group, "lars_weight_decay"),
+                                  .epsilon = at<double>(group, "epsilon"),
+                                  .use_nesterov = at<bool>(group, "nesterov"),
+                                  .exclude_from_weight_decay = at<std::vector<std::string>>(
+                                      group, "exclude_from_weight_decay"),
+                                  .rule = optim::lars_rule(at<std::string>(group, "rule"))});
+  }
+  const double decay = at<double>(group, "weight_decay");
+  if (is("Adam")) {
+    const auto betas = at<std::pair<double, double>>(group, "betas");
+    const double eps = at<double>(group, "eps");
+    if (is("AdamW")) {
+      return std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = lr,
+                                                                       .beta1 = betas.first,
+                                                                       .beta2 = betas.second,
+                                                                       .epsilon = eps,
+                                                                       .weight_decay = decay});
+    }
+    return std::make_unique<optim::Adam>(model, optim::AdamOptions{.lr = lr,
+                                                                   .beta1 = betas.first,
+                                                                   .beta2 = betas.second,
+                                                                   .epsilon = eps,
+                                                                   .weight_decay = decay});
+  }
+  if (is("Momentum")) {
+    return std::make_unique<optim::Momentum>(
+        model, optim::MomentumOptions{.lr = lr,
+                                      .momentum = at<double>(group, "momentum"),
+                                      .weight_decay = decay,
+                                      .use_nesterov = at<bool>(group, "nesterov")});
+  }
+  return std::make_unique<optim::SGD>(model, optim::SgdOptions{.lr = lr, .weight_decay = decay});
+}
+
+// Where a Python loop is in its data.
+struct Position {
+  int64_t epoch = 0;
+  int64_t next_update = 0;
+};
+
+const FieldList& fields_of(const Position*) {
+  static const FieldList list{
+      .area = "data",
+      .fields = {
+          field<&Position::epoch>("epoch", "that the next batch is of").at_least(0),
+          field<&Position::next_update>("next_update", "batches of it that are done").at_least(0)}};
+  return list;
+}
+
+struct PythonData {
+  Position position;
+  Position state() const { return position; }
+  void restore(const Position& state) { position = state; }
+};
+
+}  // namespace
+
+void bind_training(py::module_& m) {
+  py::class_<UpdateReport>(m, "UpdateReport", "What one call of minimize or step did.")
+      .def_readonly("call", &UpdateReport::call)
+      .def_readonly("update", &UpdateReport::update)
+      .def_readonly("updated", &UpdateReport::updated)
+      .def_readonly("skipped", &UpdateReport::skipped)
+      .def_readonly("micro_batches", &UpdateReport::micro_batches)
+      .def_readonly("loss", &UpdateReport::loss)
+      .def_readonly("weight", &UpdateReport::weight)
+      .def_readonly("samples", &UpdateReport::samples)
+      .def_readonly("lr", &UpdateReport::lr)
+      .def_readonly("loss_scale", &UpdateReport::loss_scale)
+      .def_readonly("synced", &UpdateReport::synced)
+      .def_readonly("stop", &UpdateReport::stop)
+      .def_readonly("gradient_norm", &UpdateReport::gradient_norm)
+      .def_readonly("seconds", &UpdateReport::seconds)
+      .def_readonly("exposed_communication_s", &UpdateReport::exposed_communication_s)
+      .def_readonly("memory", &UpdateReport::memory)
+      .def("__repr__", [](const UpdateReport& self) {
+        return format("UpdateReport(update={}, loss={:.6g}, lr={:.6g}, updated={})", self.update,
+                      self.loss, self.lr, self.updated ? "True" : "False");
+      });
+  m.def("log_step", &log_step, py::arg("report"), "Prints the guide's step line on rank 0.");
+
+  py::class_<ForwardContext>(m, "OptimizerForward", "Made by DistributedOptimizer.forward.")
+      .def("__enter__", &ForwardContext::enter)
+      .def("__exit__", &ForwardContext::exit);
+
+  py::class_<DistributedOptimizer>(m, "DistributedOptimizer", R"(
+Trains one model as a strategy says. Made by fleet.distributed_optimizer.
+
+    report = optimizer.minimize(batch, lambda part: loss_of(model(part["x"]), part["y"]))
+
+All ranks make the same calls. The closure returns the mean loss, or (sum, weight), or a list of such
+pairs. The model must not be moved, converted or loaded afterwards.
+)")
+      .def("minimize", &minimize, py::arg("batch"), py::arg("loss") = py::none(), R"(
+minimize(batch, loss): forward, backward, reduce, update. `batch`: tensors in tuples, lists or
+dictionaries, samples first; gradient merge and a lack of memory split it, and loss(part) gets the parts.
+minimize(loss): the same for a closure without arguments; with gradient merge, k_steps calls make an
+update.
+)")
+      .def(
+          "forward",
+          [](DistributedOptimizer& self, int64_t samples) { return ForwardContext(self, samples); },
+          py::keep_alive<0, 1>(), py::kw_only(), py::arg("samples") = 0,
+          "Around the forward of a loss that goes to `backward`: amp, recompute.")
+      .def(
+          "backward",
+          [](DistributedOptimizer& self, const py::object& loss, bool is_last) {
+            const Loss value = loss_of(loss);
+            const py::gil_scoped_release no_gil;
+            return self.backward(value, {.is_last = is_last});
+          },
+          py::arg("loss"), py::kw_only(), py::arg("is_last") = false,
+          "Adds the gradients of one micro-batch to the window.")
+      .def("step", py::overload_cast<>(&DistributedOptimizer::step), Release(),
+           "Reduces what `backward` has gathered, and updates.")
+      .def("zero_grad", &DistributedOptimizer::zero_grad, "Forgets the window.")
+      .def("end_epoch", &DistributedOptimizer::end_epoch, Release(),
+           "Updates with the micro-batches of an open window; with local SGD, averages.")
+      .def("sync", &DistributedOptimizer::sync, Release(), "With local SGD, averages now.")
+      .def_property("lr", &DistributedOptimizer::lr, &DistributedOptimizer::set_lr)
+      .def_property_readonly("updates", &DistributedOptimizer::updates)
+      .def_property_readonly("skipped_updates", &DistributedOptimizer::skipped_updates)
+      .def_property_readonly("strategy", &DistributedOptimizer::strategy, "In force.");
+
+  m.def(
+      "distributed_optimizer",
+      [](const py::object& optimizer, const DistributedStrategy* strategy) {
+        auto own = optimizer_of(optimizer);
+        const auto in_force = strategy ? *strategy : DistributedStrategy();
+        const py::gil_scoped_release no_gil;
+        return std::make_unique<DistributedOptimizer>(
+            fleet::distributed_optimizer(std::move(own), in_force));
+      },
+      py::arg("optimizer"), py::arg("strategy") = nullptr, R"(
+Turns an optimizer of fleet.optim, made with the model, into a distributed one: prints the strategy in
+force, and gives all ranks the parameters and buffers of rank 0.
+
+    optimizer = fleet.optim.Momentum(model, lr=0.1)
+    optimizer = fleet.distributed_optimizer(optimizer, strategy)
+)");
+
+  py::class_<PythonData>(m, "DataPosition", R"(
+Where a loop is in its data, kept in snapshots: set next_update to the batches of the epoch that are
+done, and epoch to the one they are of.
+)")
+      .def(py::init<>())
+      .def_property(
+          "epoch", [](const PythonData& self) { return self.position.epoch; },
+          [](PythonData& self, int64_t epoch) { self.position.epoch = epoch; })
+      .def_property(
+          "next_update", [](const PythonData& self) { return self.position.next_update; },
+          [](PythonData& self, int64_t n) { self.position.next_update = n; });
+
+  py::class_<Snapshots>(m, "Snapshots", R"(
+Saves a training every so often, and resumes it when it is made. docs/snapshots.md.
+
+    snapshots = fleet.Snapshots(optimizer, "runs/a", save_every=100)
+    for batch in data:
+        optimizer.minimize(batch, loss)
+        snapshots.after_update()
+    snapshots.finish()
+)")
+      .def(py::init([](DistributedOptimizer& optimizer, const std::string& dir, int64_t save_every,
+                       int keep, PythonData* data) {
+             return std::make_unique<Snapshots>(
+                 optimizer,
+                 SnapshotOptions{.snapshot_dir = dir, .save_every = save_every, .keep = keep},
+                 data ? DataPosition(*data) : DataPosition());
+           }),
+           py::arg("optimizer"), py::arg("snapshot_dir"), py::kw_only(), py::arg("save_every") = 0,
+           py::arg("keep") = 2, py::arg("data") = nullptr, py::keep_alive<1, 2>(),
+           py::keep_alive<1, 6>(), Release())
+      .def_property_readonly("resumed", &Snapshots::resumed,
+                             "The updates of the snapshot that this run resumed from; None: none.")
+      .def(
+          "after_update", [](Snapshots& self) { self.after_update(); }, Release())
+      .def("after_epoch", &Snapshots::after_epoch, Release())
+      .def("save", &Snapshots::save, Release())
+      .def("finish", &Snapshots::finish, Release());
+}
+
+}  // namespace fleet::python

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a model plainly and within a budget, and compares both to the last bit."""
+
+import dataclasses
+import gc
+
+import torch
+
+import fleet
+from fleet._C import testing
+
+
+@dataclasses.dataclass
+class Run:
+    losses: list
+    tensors: list  # parameters and buffers at the end
+    activations: int  # bytes above what was live before the step, the most of all steps
+    generator: torch.Tensor
+    report: object = None
+    plan: object = None
+    attempts: int = 1
+
+
+def train(make, share=None, of=None, steps=5, step=None):
+    """`make()` returns a model and a closure for its loss. With `share`, the budget is what is live
+    plus that share of the activations `of` plain training. `step(budget, loss)` runs a step."""
+    gc.collect()
+    counting = testing.Counting()
+    torch.manual_seed(0)
+    model, loss_of = make()
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    torch.manual_seed(5)
+    loss_of(model).backward()  # gradients and state exist from here on
+    optimizer.step()
+    result = Run([], [], 0, None)
+    budget = None
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=False)
+        live = testing.counted()
+        testing.reset_peak()
+        if share is None:
+            loss = loss_of(model)
+            loss.backward()
+        else:
+            budget = budget or fleet.MemoryBudget(str(live + int(of * share)))
+            loss = (step or default_step)(budget, lambda: loss_of(model))
+            result.attempts = max(result.attempts, budget.attempts)
+        result.activations = max(result.activations, testing.peak() - live)
+        result.losses.append(loss.item())
+        del loss
+        optimizer.step()
+    result.tensors = [x.detach().clone() for x in [*model.parameters(), *model.buffers()]]
+    result.generator = torch.get_rng_state()
+    if budget:
+        result.report, result.plan = budget.report, budget.plan
+    del counting
+    return result
+
+
+def default_step(budget, loss):
+    return budget.step(loss)
+
+
+def own_backward(budget, loss):
+    with budget.forward():
+        value = loss()
+    value.backward()
+    return value
+
+
+def assert_equal(ours, plain):
+    assert ours.losses == plain.losses
+    assert len(ours.tensors) == len(plain.tensors)
+    for a, b in zip(ours.tensors, plain.tensors):
+        assert a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+    assert torch.equal(ours.generator, plain.generator)
+
+
+def bits(x):
+    return x.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// A memory budget around a loop of the user's own.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "fleet/core/text/format.h"
+#include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/plan/plan.h"
+#include "fleet/train/memory_budget.h"
+
+#include "tests/support/error_of.h"
+
+namespace fleet {
+namespace {
+
+using fleet::testing::error_message_of;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+struct Net : nn::Module {
+  Net() {
+    for (int i = 0; i < 6; ++i) {
+      layers->push_back(nn::Linear(64, 64));
+      layers->push_back(nn::BatchNorm1d(64));
+      layers->push_back(nn::GELU());
+      layers->push_back(nn::Dropout(0.1));
+    }
+    register_module("layers", layers);
+  }
+  Tensor loss() { return layers->forward(x).square().mean(); }
+
+  nn::Sequential layers;
+  Tensor x = torch::randn({512, 64});
+};
+
+// What four steps leave: losses, parameters, buffers, and the generator's next numbers.
+std::vector<Tensor> train(const std::function<Tensor(Net&)>& step) {
+  torch::manual_seed(1);
+  Net net;
+  torch::optim::SGD optimizer(net.parameters(), 0.1);
+  std::vector<Tensor> result;
+  for (int i = 0; i < 4; ++i) {
+    optimizer.zero_grad();
+    result.push_back(step(net));
+    optimizer.step();
+  }
+  for (const auto& parameter : net.parameters()) result.push_back(parameter.detach());
+  for (const auto& buffer : net.buffers()) result.push_back(buffer);
+  result.push_back(torch::rand({3}));
+  return result;
+}
+
+void expect_equal(const std::vector<Tensor>& ours, const std::vector<Tensor>& plain) {
+  ASSERT_EQ(ours.size(), plain.size());
+  for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(plain[i])) << i;
+}
+
+Tensor plain_step(Net& net) {
+  auto loss = net.loss();
+  loss.backward();
+  return loss.detach();
+}
+
+TEST(StepBudgetTest, IsPlainTraining) {
+  MemoryBudget budget({.budget = "50% of plain"});
+  expect_equal(train([&](Net& net) { return budget.step([&] { return net.loss(); }); }),
+               train(plain_step));
+  EXPECT_TRUE(budget.plan());
+  EXPECT_LE(budget.report().measured_peak, budget.report().budget);
+}
+
+TEST(StepBudgetTest, AForwardScopeEndsWithItsBackward) {
+  MemoryBudget budget({.budget = "50% of plain"});
+  const auto& counter = memory::BudgetAllocator::cpu().counter();
+  expect_equal(train([&](Net& net) {
+                 Tensor loss;
+                 {
+                   const auto forward = budget.forward();
+                   loss = net.loss();
+                   forward->finish();
+                 }
+                 EXPECT_TRUE(counter.budget().has_value());
+                 loss.backward();
+                 EXPECT_FALSE(counter.budget().has_value());
+                 return loss.detach();
+               }),
+               train(plain_step));
+  EXPECT_TRUE(budget.plan());
+}
+
+TEST(StepBudgetTest, ASecondTryStartsFromTheStateBeforeTheFirst) {
+  MemoryBudget budget({.budget = "1GiB"});
+  int calls = 0;
+  expect_equal(train([&](Net& net) {
+                 return budget.step([&] {
+                   auto loss = net.loss();
+                   if (calls++ % 2 == 0) torch::empty({int64_t{1} << 40});
+                   return loss;
+                 });
+               }),
+               train(plain_step));
+  EXPECT_EQ(calls, 8);
+  EXPECT_EQ(budget.attempts(), 2);
+}
+
+TEST(StepBudgetTest, ABackwardThatFailsHalfWayAddsItsGradientsOnce) {
+  struct Fails : torch::autograd::Function<Fails> {
+    static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   torch::autograd::variable_list gradients) {
+      if (left() > 0) {
+        --left();
+        torch::empty({int64_t{1} << 40});
+      }
+      return gradients;
+    }
+    static int& left() {
+      static int count = 0;
+      return count;
+    }
+  };
+  nn::Linear first(8, 8), last(8, 8);
+  const auto x = torch::randn({4, 8});
+  const auto loss = [&] { return last(Fails::apply(first(x))).square().mean(); };
+  loss().backward();
+  std::vector<Tensor> expected;
+  for (const auto& p : {first->weight, first->bias, last->weight, last->bias}) {
+    expected.push_back(2 * p.grad());
+  }
+  Fails::left() = 1;
+  MemoryBudget budget({.budget = "1GiB"});
+  budget.step(loss);
+  EXPECT_EQ(budget.attempts(), 2);
+  size_t i = 0;
+  for (const auto& p : {first->weight, first->bias, last->weight, last->bias}) {
+    EXPECT_TRUE(p.grad().equal(expected[i++])) << i;
+  }
+}
+
+TEST(StepBudgetTest, WhatWasThereBeforeIsCounted) {
+  nn::Linear linear(512, 512);
+  MemoryBudget budget({.budget = "1GiB"});
+  budget.step([&] { return linear(torch::ones({1, 512})).sum(); });
+  EXPECT_GE(budget.report().now, 2 * 4 * 512 * 512);
+}
+
+TEST(StepBudgetTest, RefusesWhatIsNoAmount) {
+  const auto text = error_message_of([] { MemoryBudget({.budget = "much"}); });
+  EXPECT_NE(text.find("'much' is no amount of memory"), std::string::npos) << text;
+  EXPECT_NE(text.find("fix: write a size like 8GiB"), std::string::npos) << text;
+}
+
+TEST(StepBudgetTest, ABudgetThatIsTooSmallIsAnErrorWithAFix) {
+  Net net;
+  MemoryBudget budget({.budget = "256KiB"});
+  const auto text = error_message_of([&] { budget.step([&] { return net.loss(); }); });
+  EXPECT_NE(text.find("fix: "), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace fleet
