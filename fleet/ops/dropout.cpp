@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "fleet/ops/fused_op.h"
+#include "fleet/ops/fused_op.inl"
 
 namespace fleet::ops {
 namespace {

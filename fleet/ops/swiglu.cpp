@@ -8,7 +8,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
-#include "fleet/ops/fused_op.h"
+#include "fleet/ops/fused_op.inl"
 
 namespace fleet::ops {
 namespace {

@@ -112,7 +112,7 @@ TEST(RandomStreamTest, KeepsTheRightShare) {
     EXPECT_LT((kept.mean(1) - (1 - p)).abs().max().item<double>(),
               5.5 * std::sqrt(p * (1 - p) / elements) + 1e-5);
     EXPECT_LT((kept.mean(0) - (1 - p)).abs().max().item<double>(),
-              6 * std::sqrt(p * (1 - p) / samples) + 1e-5);
+              (p < 0.05 ? 9 : 6) * std::sqrt(p * (1 - p) / samples) + 1e-5);  // few are skewed
   }
 }
 

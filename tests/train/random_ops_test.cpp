@@ -20,7 +20,7 @@ struct RandomTraining {
   DistributedStrategy strategy = {};
   Form form = Form::kBatch;
   int64_t parts = 1;  // calls that make up a batch
-  uint64_t seed = 7;  // of rank 0; other ranks have others
+  uint64_t seed = 7;
   double dropout = 0.5;
 };
 
@@ -41,11 +41,8 @@ Tensors train_random(const RandomTraining& setup) {
   Tensors result;
   run_ranks(setup.ranks, [&](const Comm& comm) {
     auto net = small_net();
-    {
-      static std::mutex mutex;  // ranks are threads here, with one generator
-      const std::scoped_lock lock(mutex);
-      torch::manual_seed(setup.seed);
-    }
+    comm->barrier("nets are made");  // ranks are threads here, with one generator
+    if (comm->rank() == 0) torch::manual_seed(setup.seed);
     auto strategy = setup.strategy;
     if (setup.form == Form::kCalls) {
       strategy.gradient_merge = true;

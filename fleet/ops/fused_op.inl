@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the fused ops share: which tensors have kernels, and how an op of Fleet is called.
+// No public header: it includes much of LibTorch. What the fused ops share: which tensors have kernels, and how an op of Fleet is called.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
