@@ -174,8 +174,8 @@ void lars_update(std::span<TensorUpdate> tensors, const LarsOptions& options) {
                                         .update = kernels.square_sum(at.g(i), n)};
       });
       const auto all = sum_blocks(sums);
-      ratio = lars_ratio(options, {.lr = options.lr, .weight_decay = decay},
-                         std::sqrt(all.value), std::sqrt(all.update));
+      ratio = lars_ratio(options, {.lr = options.lr, .weight_decay = decay}, std::sqrt(all.value),
+                         std::sqrt(all.update));
     }
     const bool is_inside = options.rule.lr_in_velocity;
     const ops::MomentumStep step{
@@ -195,9 +195,9 @@ void lamb_update(std::span<TensorUpdate> tensors, const LambOptions& options) {
   const auto& kernels = ops::update_kernels();
   for_each_tensor(tensors, [&](const TensorUpdate& tensor, const Elements& at) {
     const auto t = static_cast<double>(tensor.updates);
-    const auto correction =
-        lamb_correction(options.rule, {.first = 1 - std::pow(options.beta1, t),
-                                       .second = 1 - std::pow(options.beta2, t)});
+    const auto correction = lamb_correction(
+        options.rule,
+        {.first = 1 - std::pow(options.beta1, t), .second = 1 - std::pow(options.beta2, t)});
     const ops::LambStep step{
         .gradient_scale = 1,
         .weight_decay = static_cast<float>(tensor.is_left_out ? 0 : options.lamb_weight_decay),

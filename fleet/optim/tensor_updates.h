@@ -26,8 +26,8 @@ struct TensorUpdate {
 
 /// One update of each, by the formulas and kernels of the optimizers of these names, for parameters
 /// that stay where they are: `groups`, `max_grad_norm` and names in the options are not looked at.
-/// Values of float and below; the sums of LARS and LAMB are in double, by blocks of a fixed size, so
-/// that results do not depend on the number of threads.
+/// Values of float and below; the sums of LARS and LAMB are in double, by blocks of a fixed size,
+/// so that results do not depend on the number of threads.
 ///
 ///   adam_update({{.value = w, .gradient = w.grad(), .state = {m, v}}}, {.lr = 1e-3});
 void sgd_update(std::span<TensorUpdate> tensors, const SgdOptions& options);

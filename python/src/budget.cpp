@@ -66,7 +66,8 @@ torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples
     PyGC_Collect();  // frames that refer to each other hold tensors
     call->generators.restore();
   };
-  return budget.step(forward, {.samples = samples, .before_retry = before_retry});
+  return budget.step(
+      forward, {.samples = samples, .backward = &call_backward, .before_retry = before_retry});
 }
 
 // `with budget.forward():`
@@ -101,8 +102,7 @@ bool is_in_compiled_code() {
     return is_in_compiled_code();
   }
   constexpr int kFrames = 12;
-  auto frame = py::reinterpret_borrow<py::object>(
-      reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+  auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
   for (int i = 0; i < kFrames && frame; ++i) {
     auto* const raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
     const auto code =

@@ -19,7 +19,8 @@ class Mirror final : public torch::nn::Module {
       register_parameter(name.cast<std::string>(), parameter, parameter.requires_grad());
     }
     for (const auto& [name, tensor] : module.attr("_buffers").cast<py::dict>()) {
-      if (!tensor.is_none()) register_buffer(name.cast<std::string>(), tensor.cast<torch::Tensor>());
+      if (!tensor.is_none())
+        register_buffer(name.cast<std::string>(), tensor.cast<torch::Tensor>());
     }
     for (const auto& [name, child] : module.attr("_modules").cast<py::dict>()) {
       if (child.is_none()) continue;

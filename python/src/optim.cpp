@@ -113,14 +113,14 @@ void bind_optim(py::module_& m) {
          const Tensors& moment2, const std::vector<int64_t>& updates,
          const std::vector<bool>& is_left_out, double lr, double beta1, double beta2,
          double epsilon, double lamb_weight_decay, const std::string& rule) {
-        run<optim::LambOptions>(
-            &optim::lamb_update, {values, gradients, {moment1, moment2}, updates, is_left_out},
-            {.lr = lr,
-             .beta1 = beta1,
-             .beta2 = beta2,
-             .epsilon = epsilon,
-             .lamb_weight_decay = lamb_weight_decay,
-             .rule = optim::lamb_rule(rule)});
+        run<optim::LambOptions>(&optim::lamb_update,
+                                {values, gradients, {moment1, moment2}, updates, is_left_out},
+                                {.lr = lr,
+                                 .beta1 = beta1,
+                                 .beta2 = beta2,
+                                 .epsilon = epsilon,
+                                 .lamb_weight_decay = lamb_weight_decay,
+                                 .rule = optim::lamb_rule(rule)});
       },
       "values"_a, "gradients"_a, "moment1"_a, "moment2"_a, "updates"_a, "is_left_out"_a, "lr"_a,
       "beta1"_a, "beta2"_a, "epsilon"_a, "lamb_weight_decay"_a, "rule"_a);

@@ -69,12 +69,12 @@ PlanView plan_on_meta(const py::object& loss, const std::string& budget, double 
   auto plan = memory::make_plan(*profile, {.budget = bytes});
   if (!plan) {
     const auto least = memory::least_memory(*profile).predicted_peak;
-    throw Error("plan",
-                format("no plan holds this step within {}: plain training takes {}, and the least "
-                       "is {}",
-                       byte_size_text(bytes), byte_size_text(plain.predicted_peak),
-                       byte_size_text(least)),
-                format("give it {}, or use a smaller batch", memory::budget_text(least)));
+    throw Error(
+        "plan",
+        format("no plan holds this step within {}: plain training takes {}, and the least "
+               "is {}",
+               byte_size_text(bytes), byte_size_text(plain.predicted_peak), byte_size_text(least)),
+        format("give it {}, or use a smaller batch", memory::budget_text(least)));
   }
   return {std::make_shared<const memory::Plan>(std::move(*plan)), std::move(profile)};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include <pybind11/stl.h>
+
+#include <algorithm>
 
 #include "fleet/core/options/options_json.h"
 #include "fleet/train/distributed_strategy.h"
@@ -79,7 +79,8 @@ An unknown name or a value out of its limits is an error that says what would do
       .def_static("load", &DistributedStrategy::load, py::arg("file"), "From a JSON file.")
       .def("save", &DistributedStrategy::save, py::arg("file"), "To a JSON file.")
       .def("to_json", &DistributedStrategy::to_json, "What differs from the defaults.")
-      .def("__eq__", [](const DistributedStrategy& a, const DistributedStrategy& b) { return a == b; })
+      .def("__eq__",
+           [](const DistributedStrategy& a, const DistributedStrategy& b) { return a == b; })
       .def("__repr__", [](const DistributedStrategy& self) { return self.overview(); });
 }
 

@@ -142,10 +142,10 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const py::object& python) {
   }
   const auto groups = python.attr("param_groups").cast<py::list>();
   if (groups.size() != 1) {
-    throw UsageError("optim",
-                     format("the optimizer has {} param_groups, and strategies take one",
-                            groups.size()),
-                     "make it with the model alone: fleet.optim.Adam(model, lr=...)");
+    throw UsageError(
+        "optim",
+        format("the optimizer has {} param_groups, and strategies take one", groups.size()),
+        "make it with the model alone: fleet.optim.Adam(model, lr=...)");
   }
   const auto group = groups[0].cast<py::dict>();
   const auto model = mirror(python.attr("model"));
@@ -158,8 +158,8 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const py::object& python) {
                                   .beta2 = betas.second,
                                   .epsilon = at<double>(group, "epsilon"),
                                   .lamb_weight_decay = at<double>(group, "lamb_weight_decay"),
-                                  .exclude_from_weight_decay =
-                                      at<std::vector<std::string>>(group, "exclude_from_weight_decay"),
+                                  .exclude_from_weight_decay = at<std::vector<std::string>>(
+                                      group, "exclude_from_weight_decay"),
                                   .rule = optim::lamb_rule(at<std::string>(group, "rule"))});
   }
   if (is("Lars")) {
@@ -170,8 +170,8 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const py::object& python) {
                                   .lars_weight_decay = at<double>(group, "lars_weight_decay"),
                                   .epsilon = at<double>(group, "epsilon"),
                                   .use_nesterov = at<bool>(group, "nesterov"),
-                                  .exclude_from_weight_decay =
-                                      at<std::vector<std::string>>(group, "exclude_from_weight_decay"),
+                                  .exclude_from_weight_decay = at<std::vector<std::string>>(
+                                      group, "exclude_from_weight_decay"),
                                   .rule = optim::lars_rule(at<std::string>(group, "rule"))});
   }
   const double decay = at<double>(group, "weight_decay");
@@ -210,9 +210,9 @@ struct Position {
 const FieldList& fields_of(const Position*) {
   static const FieldList list{
       .area = "data",
-      .fields = {field<&Position::epoch>("epoch", "that the next batch is of").at_least(0),
-                 field<&Position::next_update>("next_update", "batches of it that are done")
-                     .at_least(0)}};
+      .fields = {
+          field<&Position::epoch>("epoch", "that the next batch is of").at_least(0),
+          field<&Position::next_update>("next_update", "batches of it that are done").at_least(0)}};
   return list;
 }
 

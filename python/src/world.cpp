@@ -7,7 +7,8 @@ namespace fleet::python {
 
 void bind_world(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
-  py::class_<PaddleCloudRoleMaker>(m, "PaddleCloudRoleMaker", "The guide's role: from the environment.")
+  py::class_<PaddleCloudRoleMaker>(m, "PaddleCloudRoleMaker",
+                                   "The guide's role: from the environment.")
       .def(py::init([](bool is_collective) {
              return PaddleCloudRoleMaker{.is_collective = is_collective};
            }),

@@ -133,9 +133,10 @@ void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, in
           const Plan& planned) {
   const auto& profile = model.profile(batch);
   const memory::PlanSimulation simulation(profile, model.offload());
-  memory::PlanPicture picture{.title = format("{}, {}, batch {}: one step{}", options.model,
-                                      sample_text(options), batch, options.amp ? " in bf16" : ""),
-                      .budget = budget};
+  memory::PlanPicture picture{
+      .title = format("{}, {}, batch {}: one step{}", options.model, sample_text(options), batch,
+                      options.amp ? " in bf16" : ""),
+      .budget = budget};
   const auto everything = memory::keep_everything(profile);
   const auto blocks = memory::recompute_between_checkpoints(profile);
   const std::pair<Way, const Plan*> plans[] = {

@@ -24,8 +24,8 @@
 namespace fleet::memory {
 namespace {
 
-/// Ends a replayed op once the last tensor that is wanted of it was saved. Thrown through LibTorch's
-/// code only: no foreign op, which may be written in Python, is ended that way.
+/// Ends a replayed op once the last tensor that is wanted of it was saved. Thrown through
+/// LibTorch's code only: no foreign op, which may be written in Python, is ended that way.
 struct StopOp final : std::exception {
   const char* what() const noexcept override { return "a replay needs no more of this op"; }
 };

@@ -17,8 +17,7 @@ int find_in(const std::unordered_map<const Key*, int>& numbers, const Key* key) 
 
 }  // namespace
 
-int TapeValues::storage_id(const c10::StorageImpl* storage, int producer,
-                           Region* defining_region) {
+int TapeValues::storage_id(const c10::StorageImpl* storage, int producer, Region* defining_region) {
   const auto id = static_cast<int>(storages_.size());
   const auto [place, is_new] = id_by_storage_.try_emplace(storage, id);
   if (is_new) {

@@ -27,7 +27,8 @@ void WriteUndo::add(const torch::Tensor& tensor) {
 void WriteUndo::restore() {
   const UnrecordedScope unrecorded;
   for (const auto& [storage, bytes] : copies_) {
-    if (static_cast<int64_t>(storage.nbytes()) == bytes.numel()) storage_bytes(storage).copy_(bytes);
+    if (static_cast<int64_t>(storage.nbytes()) == bytes.numel())
+      storage_bytes(storage).copy_(bytes);
   }
   copies_.clear();
 }
