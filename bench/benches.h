@@ -21,6 +21,7 @@ std::vector<Row> bench_memory();
 std::vector<Row> bench_memory_batch();
 std::vector<Row> bench_models();
 std::vector<Row> bench_optim();
+std::vector<Row> bench_python();
 std::vector<Row> bench_snapshot();
 std::vector<Row> bench_snapshot_large();
 std::vector<Row> bench_tape();

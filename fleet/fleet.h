@@ -19,6 +19,7 @@
 #include "fleet/snapshot/snapshots.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/distributed_strategy.h"
+#include "fleet/train/memory_budget.h"
 #include "fleet/train/train_epochs.h"
 #include "fleet/train/training_log.h"
 

@@ -197,7 +197,11 @@ torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
         forward.finish();
       }
       gradients.before_backward(value);
-      value.backward();
+      if (options.backward) {
+        options.backward(value);
+      } else {
+        value.backward();
+      }
       state.strategy.end_backward();
       state.report = state.strategy.report_of_call(/*updated=*/true, /*window_is_open=*/false);
       return value.detach();
@@ -209,6 +213,7 @@ torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
       throw;
     }
     // Outside of the handler, since an exception may hold the frames of the forward.
+    const memory::NoRefusalScope bookkeeping;
     gradients.after_failure();
     if (options.before_retry) options.before_retry();
     compat::flush_failed_backward();

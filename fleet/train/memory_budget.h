@@ -42,6 +42,8 @@ class MemoryBudget {
 
   struct StepOptions {
     int64_t samples = 0;  // batches of another size get plans of their own; 0: one for all
+    /// Instead of `loss.backward()`.
+    std::function<void(const torch::Tensor&)> backward = {};
     /// Memory was short and `loss` is about to be called again: drops what the caller holds of the
     /// call before.
     std::function<void()> before_retry = {};

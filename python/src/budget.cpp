@@ -66,7 +66,8 @@ torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples
     PyGC_Collect();  // frames that refer to each other hold tensors
     call->generators.restore();
   };
-  return budget.step(forward, {.samples = samples, .before_retry = before_retry});
+  return budget.step(
+      forward, {.samples = samples, .backward = &call_backward, .before_retry = before_retry});
 }
 
 // `with budget.forward():`

@@ -62,6 +62,21 @@ py::object call_python(const py::object& fn) {
   throw_out_of_memory(text);  // without the Python exception
 }
 
+void call_backward(const torch::Tensor& loss) {
+  std::string text;
+  try {
+    loss.backward();
+    return;
+  } catch (python_error& error) {
+    const py::gil_scoped_acquire gil;
+    error.restore();
+    py::error_already_set python;
+    if (!python.matches(types().out_of_memory)) throw python;
+    text = py::str(python.value());
+  }
+  throw_out_of_memory(text);
+}
+
 torch::Tensor loss_tensor(const py::object& result) {
   if (THPVariable_Check(result.ptr())) return THPVariable_Unpack(result.ptr());
   throw UsageError("loss",

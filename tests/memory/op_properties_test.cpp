@@ -11,12 +11,12 @@ namespace {
 
 using Randomness = OpProperties::Randomness;
 
-torch::Tensor same(const torch::Tensor& x) { return x.clone(); }
+torch::Tensor clone_of(const torch::Tensor& x) { return x.clone(); }
 
 TORCH_LIBRARY(fleet_properties_test, library) {
-  library.def("unknown(Tensor x) -> Tensor", same);
-  library.def("known(Tensor x) -> Tensor", same);
-  library.def("random(Tensor x) -> Tensor", same);
+  library.def("unknown(Tensor x) -> Tensor", clone_of);
+  library.def("known(Tensor x) -> Tensor", clone_of);
+  library.def("random(Tensor x) -> Tensor", clone_of);
 }
 
 const OpTraits& traits_of(const char* name) {

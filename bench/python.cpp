@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unmodified Python models within a memory budget, beside what else saves memory there.
+#include <cstdlib>
+
+#include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
+
+#include "bench/benches.h"
+#include "bench/python_peer.h"
+
+namespace fleet::bench {
+
+std::vector<Row> bench_python() {
+  const char* const size = std::getenv("FLEET_BENCH_SIZE");
+  PythonPeer python(FLEET_PYTHON_ROWS,
+                    {std::to_string(at::get_num_threads()), size ? size : "full"});
+  std::vector<Row> rows;
+  if (!python.is_there()) {
+    rows.push_back({.name = "unmodified models of Python",
+                    .unit = "samples/s",
+                    .peer = "none: FLEET_PYTHON names no Python with fleet, transformers and "
+                            "torchvision"});
+    return rows;
+  }
+  for (const char* model : {"bert-base", "gpt2", "vit", "resnet50"}) {
+    for (const auto& row : nlohmann::json::parse(python.ask(model))) {
+      const double ours = row[1], theirs = row[3];
+      rows.push_back({.name = row[0],
+                      .value = ours,
+                      .unit = "samples/s",
+                      .peer = row[2],
+                      .peer_value = theirs,
+                      .ratio = theirs > 0 ? ours / theirs : 0,
+                      .note = row[4]});
+    }
+  }
+  return rows;
+}
+
+}  // namespace fleet::bench
