@@ -32,7 +32,7 @@ TEST(DropoutTest, IsTheSameInEveryTypeForwardAndBackward) {
     torch::manual_seed(1);
     const auto x = torch::randn(sizes, torch::kDouble);
     testing::expect_agreement(op, {x}, 1e-6);
-    testing::expect_agreement(op, {x}, 4e-3, torch::kBFloat16);
+    testing::expect_agreement(op, {x}, 1e-2, torch::kBFloat16);
   }
 }
 
@@ -78,7 +78,7 @@ TEST(DropoutTest, AtZeroAndOneAndWithNanItIsAsLibTorch) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const auto x = torch::tensor({1.0f, nan, std::numeric_limits<float>::infinity(), -2.0f});
   EXPECT_TRUE(dropout(x, 0.0).is_same(x));
-  EXPECT_TRUE(ops::dropout(x, 0.5, /*training=*/false).is_same(x));
+  EXPECT_TRUE(ops::dropout(x, 0.5, /*training=*/false).is_same(x));  // at:: has one too
   const auto none = dropout(x, 1.0), expected = torch::dropout(x, 1.0, true);
   EXPECT_TRUE(none.isnan().equal(expected.isnan()));
   EXPECT_EQ(none[3].item<float>(), 0);

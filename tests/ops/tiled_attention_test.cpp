@@ -47,7 +47,7 @@ const AttentionCase kCases[] = {
     {.samples = 2, .queries = 130, .keys = 130, .heads = 3, .kv_heads = 1, .width = 5},
     {.samples = 2, .queries = 3, .keys = 200, .width = 33},
     {.samples = 2, .queries = 200, .keys = 3, .width = 80},
-    {.samples = 1, .queries = 1, .keys = 1, .heads = 1, .kv_heads = 1, .width = 1},
+    {.samples = 1, .queries = 1, .keys = 2, .heads = 1, .kv_heads = 1, .width = 1},
 };
 
 TEST(TiledAttentionTest, IsTheFormulaWithEveryMask) {
