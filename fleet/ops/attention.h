@@ -7,10 +7,11 @@ namespace fleet::ops {
 
 /// How attention is computed; the result is the same.
 enum class AttentionPath {
-  kAuto,   // kTiled on the CPU, else kFused
-  kTiled,  // Fleet's own, which never holds all scores (tiled_attention.h)
+  kAuto,   // kPlain on the CPU, else kFused
+  kTiled,  // Fleet's own, which never holds all scores (tiled_attention.h); its dropout has its
+           // own random numbers (random_scope.h)
   kPlain,  // two products with a softmax between
-  kFused,  // LibTorch's scaled_dot_product_attention, whose dropout draws from LibTorch's generator
+  kFused,  // LibTorch's scaled_dot_product_attention
 };
 
 /// Shape and dropout of an attention, and how it is computed.

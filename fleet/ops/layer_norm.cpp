@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/layer_norm.h"
 
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-
-#include "fleet/ops/add_norm.h"
 
 namespace fleet::ops {
 
@@ -20,8 +19,8 @@ torch::Tensor LayerNormImpl::forward(const torch::Tensor& x) {
 
 torch::Tensor add_norm(const torch::Tensor& x, const torch::Tensor& residual, LayerNorm& norm,
                        double dropout) {
-  return add_norm(x, residual, norm->weight, norm->bias,
-                  {.dropout = norm->is_training() ? dropout : 0, .eps = norm->eps()});
+  const bool drops = dropout > 0 && norm->is_training();
+  return norm((drops ? torch::dropout(x, dropout, /*train=*/true) : x) + residual);
 }
 
 }  // namespace fleet::ops
