@@ -131,7 +131,7 @@ class ShareOfNet {
         const double plain = program_.plain(update).seconds;
         first_.push_back(program_.budgeted(update, plans_).seconds / plain);
       }
-      // A program that changes is measured a few times before it is given up planning for.
+      // A program that changes is measured a few times, and then no longer planned.
       for (int64_t update = 3; program_.entry().changes && update < 8; ++update) {
         program_.budgeted(update, plans_);
       }

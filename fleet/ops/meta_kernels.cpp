@@ -120,6 +120,11 @@ Tensor roll(const Tensor& x, c10::SymIntArrayRef /*shifts*/, at::IntArrayRef /*d
   return at::empty_like(x, at::MemoryFormat::Contiguous);
 }
 
+Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
+  const auto sizes = at::infer_size(condition.sizes(), at::infer_size(x.sizes(), y.sizes()));
+  return at::empty(sizes, condition.options().dtype(at::result_type(x, y)));
+}
+
 Tensor& where_out(const Tensor& condition, const Tensor& x, const Tensor& y, Tensor& out) {
   out.resize_(at::infer_size(condition.sizes(), at::infer_size(x.sizes(), y.sizes())));
   return out;
@@ -148,6 +153,7 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   add("relu", TORCH_FN(relu));
   add("flip", TORCH_FN(flip));
   add("roll", TORCH_FN(roll));
+  add("where.self", TORCH_FN(where));
   add("where.self_out", TORCH_FN(where_out));
   add("log_sigmoid_forward", TORCH_FN(log_sigmoid_forward));
   add("log_sigmoid_backward", TORCH_FN(log_sigmoid_backward));

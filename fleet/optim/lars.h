@@ -40,6 +40,7 @@ struct LarsRatio {
   double ratio = 1;
   bool is_bare = false;  // without decay, for lack of a norm
 };
+/// What a LARS step multiplies by.
 struct LarsRates {
   double lr = 0;
   double weight_decay = 0;

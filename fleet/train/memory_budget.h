@@ -40,6 +40,7 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
+  /// Of one step.
   struct StepOptions {
     int64_t samples = 0;  // batches of another size get plans of their own; 0: one for all
     /// Instead of `loss.backward()`.

@@ -22,9 +22,6 @@ void bind_world(py::module_& m);
 /// it, so that C++ can try again, and without the frames that the Python exception holds.
 py::object call_python(const py::object& fn);
 
-/// `loss.backward()`, without the GIL; out of memory in Python's hooks and functions likewise.
-void call_backward(const torch::Tensor& loss);
-
 /// The tensor that a loss closure returned; an Error for anything else.
 torch::Tensor loss_tensor(const py::object& result);
 

@@ -12,6 +12,7 @@
 #include "fleet/memory/replay/replay.h"
 #include "fleet/train/memory_budget.h"
 
+#include "backward.h"
 #include "bindings.h"
 #include "plan_view.h"
 

@@ -7,6 +7,7 @@
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_exceeded.h"
 
+#include "backward.h"
 #include "bindings.h"
 
 namespace fleet::python {

@@ -13,7 +13,7 @@ import fleet
 
 def net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 200), nn.ReLU(), nn.Linear(200, 10))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
 X = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(1))

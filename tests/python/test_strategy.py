@@ -245,7 +245,7 @@ def test_two_ranks(tmp_path, setup):
     program.write_text(RANKS)
     result = subprocess.run(
         [fleetrun(), "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"), str(program), setup, str(tmp_path / "out.pt")],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=600,
         env={**os.environ, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"], "PYTHONPATH": os.path.dirname(os.path.dirname(fleet.__file__))},
     )
     assert result.returncode == 0, result.stdout + result.stderr

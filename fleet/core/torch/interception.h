@@ -75,7 +75,7 @@ class SaveObserver {
 /// - code whose writes the dispatcher does not see (`set_opaque_code`).
 ///
 /// While one lives that observes saves, LibTorch's default autograd engine is one of Fleet's that
-/// passes everything on to the engine before it.
+/// passes everything on to the one before it.
 class ObserverScope {
  public:
   ObserverScope(OpObserver* ops, SaveObserver* saves);
@@ -118,7 +118,7 @@ void forget_next_backward(int number);
 /// gradients are off, which they are inside of it. Null: there is none.
 void set_opaque_code(bool (*is_inside)());
 
-/// The engine that LibTorch has by default, for tests that compare.
+/// LibTorch's default autograd engine, for tests that compare.
 const void* default_engine();
 
 /// The op that this thread is in, as the user called it ("aten::linear"), or the node of a backward

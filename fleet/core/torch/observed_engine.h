@@ -12,7 +12,7 @@ namespace fleet::compat {
 class SavedTensor;
 
 /// Makes an engine of Fleet's LibTorch's default, as often as `uninstall_engine` follows. It asks
-/// `save_wish` for every tensor that autograd saves, and passes everything else on to the engine
+/// `save_wish` for every tensor that autograd saves, and passes everything else on to the one
 /// that was the default before: in a Python process that is Python's own, with the user's hooks.
 void install_engine();
 void uninstall_engine();
