@@ -112,9 +112,7 @@ Tensor adaptive_avg_pool2d_backward(const Tensor& gradient, const Tensor& x) {
 
 Tensor relu(const Tensor& x) { return at::empty_like(x); }
 
-Tensor flip(const Tensor& x, at::IntArrayRef /*dims*/) {
-  return at::empty_like(x, at::MemoryFormat::Contiguous);
-}
+Tensor flip(const Tensor& x, at::IntArrayRef /*dims*/) { return at::empty_like(x); }
 
 Tensor roll(const Tensor& x, c10::SymIntArrayRef /*shifts*/, at::IntArrayRef /*dims*/) {
   return at::empty_like(x, at::MemoryFormat::Contiguous);
