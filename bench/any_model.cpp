@@ -3,7 +3,6 @@
 // activations: what a step takes, beside plain steps of the same batch.
 #include <chrono>
 #include <cstdlib>
-#include <optional>
 #include <string>
 
 #include <c10/util/StringUtil.h>
@@ -11,9 +10,9 @@
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
-#include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_allocator.h"
-#include "fleet/memory/plan/budget_plans.h"
+#include "fleet/memory/plan/plan.h"
+#include "fleet/train/memory_budget.h"
 
 #include "bench/benches.h"
 #include "bench/zoo/zoo.h"
@@ -22,7 +21,6 @@ namespace fleet::bench {
 namespace {
 
 using memory::BudgetAllocator;
-using memory::BudgetPlans;
 
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kRounds = 7;
@@ -51,14 +49,8 @@ class Program {
     return measured([&] { net_->loss(update).backward(); });
   }
 
-  // As `minimize` does, but for the update.
-  Step budgeted(int64_t update, BudgetPlans& plans) {
-    return measured([&] {
-      while (!tried(update, plans)) {
-        // As it was before: the gradients of half a backward.
-        for (const auto& parameter : net_->parameters()) parameter.mutable_grad().zero_();
-      }
-    });
+  Step budgeted(int64_t update, MemoryBudget& budget) {
+    return measured([&] { budget.step([&] { return net_->loss(update); }); });
   }
 
  private:
@@ -72,35 +64,6 @@ class Program {
     return {.seconds = seconds_since(begin), .peak = counter().peak() - live_};
   }
 
-  // False: memory was short, and the plans know another way.
-  bool tried(int64_t update, BudgetPlans& plans) {
-    memory::BudgetScope budget(counter(), plans.budget());
-    plans.prepare(kSamples);
-    const auto forward = plans.begin();
-    if (forward.is_unbounded) budget.set(kUnbounded);
-    try {
-      torch::Tensor loss;
-      {
-        memory::TapeScope scope(*forward.policy, forward.profiler);
-        loss = net_->loss(update);
-        scope.tape().end();
-        plans.end_forward(scope.tape().report());
-      }
-      loss.backward();
-    } catch (const c10::OutOfMemoryError&) {
-      compat::flush_failed_backward();
-      if (!plans.tighten(/*can_split=*/false)) throw;
-      return false;
-    }
-    plans.end_backward();
-    return true;
-  }
-
- public:
-  static constexpr int64_t kSamples = 1;  // the same batch size in every step
-  static constexpr int64_t kUnbounded = int64_t{1} << 40;
-
- private:
   const zoo::Entry& entry_;
   std::shared_ptr<zoo::Net> net_;
   int64_t live_ = 0;
@@ -119,21 +82,18 @@ class ShareOfNet {
       : program_(program),
         share_(share),
         plain_peak_(plain_peak),
-        plans_({.budget = program.live() + plain_peak / share.part,
-                .limit = Program::kUnbounded,
-                .logs_plans = false},
-               counter()) {}
+        budget_({.budget = std::to_string(program.live() + plain_peak / share.part)}) {}
 
   // False: nothing fits, and `why` is the reason.
   bool start() {
     try {
       for (int64_t update = 0; update < 3; ++update) {
         const double plain = program_.plain(update).seconds;
-        first_.push_back(program_.budgeted(update, plans_).seconds / plain);
+        first_.push_back(program_.budgeted(update, budget_).seconds / plain);
       }
       // A program that changes is measured a few times, and then no longer planned.
       for (int64_t update = 3; program_.entry().changes && update < 8; ++update) {
-        program_.budgeted(update, plans_);
+        program_.budgeted(update, budget_);
       }
       return true;
     } catch (const std::exception& error) {
@@ -143,9 +103,9 @@ class ShareOfNet {
   }
 
   void round(int64_t update) {
-    program_.budgeted(update, plans_);
-    const auto first = program_.budgeted(update, plans_),
-               second = program_.budgeted(update, plans_);
+    program_.budgeted(update, budget_);
+    const auto first = program_.budgeted(update, budget_),
+               second = program_.budgeted(update, budget_);
     const double before = best_plain(update);
     peak_ = std::max({peak_, first.peak, second.peak});
     seconds_.seconds.push_back(std::min(first.seconds, second.seconds));
@@ -160,7 +120,7 @@ class ShareOfNet {
               0,    why_.substr(0, why_.find("\n  fix"))};
     }
     const Slowdown slowdown(ratios_);
-    const auto plan = plans_.plan(Program::kSamples);
+    const auto plan = budget_.plan();
     auto note = format("{}; {:.1f} of {:.1f} MiB; {}", slowdown.text(), mib(peak_),
                        mib(plain_peak_), plan ? plan->describe() : "evicted on demand");
     if (plan) {
@@ -182,7 +142,7 @@ class ShareOfNet {
   Program& program_;
   const Share& share_;
   int64_t plain_peak_;
-  BudgetPlans plans_;
+  MemoryBudget budget_;
   std::vector<double> first_, ratios_;
   Timing seconds_, plain_;
   int64_t peak_ = 0;
