@@ -241,6 +241,17 @@ TEST_F(Closures, MemoryThatItsTensorOwnsIsReadByReplays) {
   EXPECT_EQ(freed, before + 1);
 }
 
+// Of a batch that comes second, where matmul folds the batch only if a gradient is wanted.
+TEST_F(Closures, ReplaysTakeTheKernelsOfTheForward) {
+  const auto w = leaf({192, 64}), b = leaf({192}), x = leaf({2, 64, 64});
+  compare(
+      [&] {
+        const auto y = checkpoint(torch::linear(x.tanh().transpose(0, 1), w, b), "first");
+        return checkpoint(y.square() * y.sin(), "second").square().sum();
+      },
+      {w, b, x});
+}
+
 TEST_F(Closures, GradientsMayBeTakenInsideTheForward) {
   const auto w = leaf({4, 8}), v = leaf({8, 1});
   const auto points = torch::randn({16, 4});

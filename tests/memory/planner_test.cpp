@@ -2,7 +2,6 @@
 #include "fleet/memory/plan/planner.h"
 
 #include <functional>
-#include <map>
 #include <random>
 #include <set>
 #include <thread>
@@ -20,6 +19,9 @@
 #include "fleet/memory/plan/chain_search.h"
 #include "fleet/memory/plan/op_cost.h"
 #include "fleet/memory/plan/plan_simulation.h"
+
+#include "tests/memory/plain_bert.h"
+#include "tests/memory/plans_by_kind.h"
 
 namespace fleet::memory {
 namespace {
@@ -221,7 +223,7 @@ TEST_F(StockEncoder, PlansKeepTheirBudgetAndPredictTheirPeak) {
   }
 }
 
-// A net of the applications and a batch for it, its memory counted.
+// A net and a batch for it, its memory counted.
 template <typename Model, typename Batch>
 class SmallNet {
  public:
@@ -274,7 +276,7 @@ class SmallNet {
   Batch batch_;
 };
 
-class SmallBert : public SmallNet<applications::Bert, BertBatch> {
+class SmallBert : public SmallNet<PlainBert, BertBatch> {
  public:
   SmallBert(int64_t layers, int64_t samples) {
     at::set_num_threads(1);
@@ -284,7 +286,7 @@ class SmallBert : public SmallNet<applications::Bert, BertBatch> {
     options.heads = 4;
     options.intermediate = 512;
     options.layers = layers;
-    take(applications::Bert(options), applications::synthetic_batch(options, samples, 1, 256));
+    take(PlainBert(options.resolved()), applications::synthetic_batch(options, samples, 1, 256));
   }
 };
 
@@ -333,6 +335,16 @@ TEST(Planner, IsNeverSlowerThanTheNetsOwnCheckpointsInTheirMemory) {
   expect_no_slower_than_checkpoints(resnet);
 }
 
+// For plans that do not depend on what else this machine does.
+constexpr MachineRates kFixedRates{.flops = 4e10, .bytes = 8e9};
+
+template <typename Net>
+StepProfile profile_at_fixed_rates(Net& net) {
+  auto profile = net.profile();
+  set_times(profile, kFixedRates);
+  return profile;
+}
+
 // Offload follows the plan, from the tightest plan to a roomy one.
 template <typename Net>
 void expect_peaks_as_predicted(Net& net, const StepProfile& profile, const Offload& offload,
@@ -361,7 +373,7 @@ TEST(Planner, PeakIsAsPredictedWhereAnInPlaceNetUsesAFile) {
   offload.file->measure();  // its own buffers are there
   offload.max_queued = 0;
   SmallResnet resnet(/*samples=*/8, /*side=*/96);
-  expect_peaks_as_predicted(resnet, resnet.profile(), offload);
+  expect_peaks_as_predicted(resnet, profile_at_fixed_rates(resnet), offload);
 }
 
 TEST(Planner, PeakIsAsPredictedWhereATransformerUsesAFile) {
@@ -369,7 +381,7 @@ TEST(Planner, PeakIsAsPredictedWhereATransformerUsesAFile) {
   offload.file->measure();
   offload.max_queued = 0;
   SmallBert bert(/*layers=*/6, /*samples=*/12);
-  expect_peaks_as_predicted(bert, bert.profile(), offload);
+  expect_peaks_as_predicted(bert, profile_at_fixed_rates(bert), offload);
 }
 
 TEST(Planner, PeakIsAsPredictedWhateverTheDiskDoes) {
@@ -377,7 +389,7 @@ TEST(Planner, PeakIsAsPredictedWhateverTheDiskDoes) {
   offload.file->measure();
   offload.max_queued = 0;
   SmallBert bert(/*layers=*/6, /*samples=*/12);
-  const auto profile = bert.profile();
+  const auto profile = profile_at_fixed_rates(bert);
   const auto stalled = offload.file->statistics().stall_seconds;
   // Longer than what the net computes meanwhile.
   offload.file->set_write_delay([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
@@ -414,7 +426,7 @@ TEST(Planner, OffloadsWhereThereIsAFile) {
   const auto plain = bert.gradients();
   const auto plain_peak = bert.peak_of(keep);
   auto profile = bert.profile(&offload);
-  set_times(profile, {.flops = 4e10, .bytes = 8e9});  // whatever else this machine does
+  set_times(profile, kFixedRates);
   // Offload makes no difference to what is measured.
   EXPECT_NEAR(static_cast<double>(keep_everything(profile).predicted_peak),
               static_cast<double>(plain_peak), 0.02 * static_cast<double>(plain_peak));
@@ -478,28 +490,15 @@ TEST(PlanSimulation, PredictsSelectiveRecomputationOfEveryKindOfOp) {
   SmallBert bert(/*layers=*/6, /*samples=*/4);
   const auto profile = bert.profile();
   const PlanSimulation simulation(profile);
-  std::map<std::string, std::vector<size_t>> kinds;
-  for (size_t k = 0; k < profile.ops.size(); ++k) kinds[profile.ops[k].name].push_back(k);
   std::set<int64_t> peaks;
-  for (const bool drop : {false, true}) {
-    for (const auto& [name, ops] : kinds) {
-      auto plan = keep_everything(profile);
-      if (drop) {
-        plan.segments.clear();
-        for (const int cut : find_cuts(profile, 12)) {
-          plan.segments.push_back({.first_op = cut, .is_dropped = plan.segments.size() % 2 == 0});
-        }
-      }
-      for (const auto k : ops) plan.recomputed[k] = 1;
-      const auto predicted = simulation.predict(plan).peak;
-      PlannedPolicy policy(std::make_shared<const Plan>(plan));
-      const auto measured = bert.peak_of(policy);
-      EXPECT_LE(std::abs(static_cast<double>(predicted - measured)),
-                0.04 * static_cast<double>(measured))
-          << name << (drop ? ", dropped" : "") << ": predicted " << predicted << ", measured "
-          << measured;
-      peaks.insert(measured);
-    }
+  for (const auto& [name, plan] : testing::plans_by_kind(profile, 12)) {
+    const auto predicted = simulation.predict(plan).peak;
+    PlannedPolicy policy(std::make_shared<const Plan>(plan));
+    const auto measured = bert.peak_of(policy);
+    EXPECT_LE(std::abs(static_cast<double>(predicted - measured)),
+              0.04 * static_cast<double>(measured))
+        << name << ": predicted " << predicted << ", measured " << measured;
+    peaks.insert(measured);
   }
   EXPECT_GE(peaks.size(), 8U);  // kinds make a difference
 }

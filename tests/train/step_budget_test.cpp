@@ -138,6 +138,62 @@ TEST(StepBudgetTest, ABackwardThatFailsHalfWayAddsItsGradientsOnce) {
   }
 }
 
+// Gradients and buffers after a step on each of these numbers of rows; not as tensors, which a
+// budget would count.
+std::vector<float> train_rows(const std::vector<int64_t>& rows,
+                              const std::function<void(Net&, int64_t)>& step) {
+  torch::manual_seed(1);
+  Net net;
+  const auto x = net.x;
+  std::vector<float> result;
+  const auto add = [&](const Tensor& tensor) {
+    if (!tensor.is_floating_point()) return;
+    result.insert(result.end(), tensor.data_ptr<float>(),
+                  tensor.data_ptr<float>() + tensor.numel());
+  };
+  for (const auto count : rows) {
+    net.x = x.narrow(0, 0, count);
+    net.zero_grad();
+    step(net, count);
+    for (const auto& parameter : net.parameters()) add(parameter.grad());
+    for (const auto& buffer : net.buffers()) add(buffer);
+  }
+  return result;
+}
+
+void plain_rows(Net& net, int64_t /*count*/) { plain_step(net); }
+
+TEST(StepBudgetTest, AFurtherSizeIsPlannedFromItsFirstStepOn) {
+  const std::vector<int64_t> rows{256, 256, 256, 200, 200, 200, 288, 256};
+  MemoryBudget budget({.budget = "60% of plain"});
+  std::vector<int64_t> planned;
+  const auto ours = train_rows(rows, [&](Net& net, int64_t count) {
+    const bool is_budget_known = budget.plan(256) != nullptr;
+    budget.step([&] { return net.loss(); }, {.samples = count});
+    EXPECT_EQ(budget.attempts(), 1);
+    if (budget.plan(count)) planned.push_back(count);
+    if (is_budget_known) {
+      EXPECT_LE(budget.report().measured_peak, budget.report().budget);
+    }
+  });
+  // All but the first step, which nothing is known of.
+  EXPECT_EQ(planned, std::vector<int64_t>(rows.begin() + 1, rows.end()));
+  EXPECT_EQ(ours, train_rows(rows, plain_rows));
+}
+
+// As with sequences of all lengths.
+TEST(StepBudgetTest, AProgramOfTheSameOpsOnMoreAndMoreDataKeepsAPlan) {
+  const std::vector<int64_t> rows{128, 128, 160, 192, 150, 224, 256, 140, 288, 320, 352, 384, 200};
+  MemoryBudget budget({.budget = "1600KiB"});
+  const auto ours = train_rows(rows, [&](Net& net, int64_t) {
+    budget.step([&] { return net.loss(); });
+    EXPECT_LE(budget.report().measured_peak, budget.report().budget);
+  });
+  ASSERT_TRUE(budget.plan());
+  EXPECT_LT(budget.plan()->predicted_peak, budget.report().plain_peak);
+  EXPECT_EQ(ours, train_rows(rows, plain_rows));
+}
+
 TEST(StepBudgetTest, WhatWasThereBeforeIsCounted) {
   nn::Linear linear(512, 512);
   MemoryBudget budget({.budget = "1GiB"});

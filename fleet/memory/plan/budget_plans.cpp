@@ -19,6 +19,7 @@ constexpr double kMostMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
 constexpr double kLeastMargin = 0.02;  // above the least that a plan takes
 constexpr double kWorthIt = 0.98;      // of the time of micro-batches twice as large
+constexpr double kFarthest = 8;        // between two sizes of which one is estimated from the other
 
 std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
   return format("no plan holds {} within {}, the least is {}: values are evicted on demand",
@@ -36,7 +37,35 @@ bool BudgetPlans::uses_file(const Entry& entry) const {
 
 bool BudgetPlans::prepare(int64_t samples) {
   samples_ = samples;
-  return uses_file(entries_[samples]);
+  auto& entry = entries_[samples];
+  if (!entry.profile && entry.steps == 0) estimate(entry);
+  return uses_file(entry);
+}
+
+bool BudgetPlans::is_estimated(int64_t samples) const {
+  const auto place = entries_.find(samples);
+  return place != entries_.end() && place->second.estimated_from > 0;
+}
+
+// From the nearest size that has a plan of its own.
+void BudgetPlans::estimate(Entry& entry) {
+  const Entry* nearest = nullptr;
+  double factor = 0;
+  const auto distance = [](double ratio) { return std::max(ratio, 1 / ratio); };
+  for (const auto& [samples, other] : entries_) {
+    if (samples == 0 || samples == samples_ || !other.plan || other.estimated_from > 0) continue;
+    const auto ratio = static_cast<double>(samples_) / static_cast<double>(samples);
+    if (distance(ratio) > kFarthest) continue;
+    if (nearest && distance(ratio) >= distance(factor)) continue;
+    nearest = &other;
+    factor = ratio;
+    entry.estimated_from = samples;
+  }
+  if (samples_ == 0 || !nearest) return;
+  entry.profile = std::make_shared<const StepProfile>(nearest->profile->scaled(factor));
+  entry.base_tags = nearest->base_tags;
+  entry.saved_bytes = static_cast<int64_t>(factor * static_cast<double>(nearest->saved_bytes));
+  make(entry);
 }
 
 BudgetPlans::Forward BudgetPlans::begin() {
@@ -46,10 +75,11 @@ BudgetPlans::Forward BudgetPlans::begin() {
   running_ = {};
   if (entry.plan) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
-    return running_;
+    if (entry.estimated_from == 0) return running_;
+  } else {
+    running_.is_unbounded = std::exchange(entry.is_unbounded, false);
+    running_.policy = std::make_shared<EvictOnDemand>();
   }
-  running_.is_unbounded = std::exchange(entry.is_unbounded, false);
-  running_.policy = std::make_shared<EvictOnDemand>();
   // The very first step has cold caches and page faults.
   const bool is_warm = entry.steps > 0 && entry.measured < kMeasurements;
   if (is_warm || running_.is_unbounded) {
@@ -62,16 +92,18 @@ BudgetPlans::Forward BudgetPlans::begin() {
 void BudgetPlans::end_forward(const TapeReport& tape) {
   auto& entry = entries_[samples_];
   const auto* planned = dynamic_cast<const PlannedPolicy*>(running_.policy.get());
-  if (running_.profiler) entry.saved_bytes = tape.saved_bytes;
+  const auto planned_for =
+      running_.profiler ? std::exchange(entry.saved_bytes, tape.saved_bytes) : entry.saved_bytes;
   if (!planned) return;
-  // With less to save the plan still holds. With more, or other ops, the step is measured again.
-  const bool is_larger = tape.saved_bytes > entry.saved_bytes + entry.saved_bytes / 100;
-  if (!is_larger && !planned->has_diverged()) return;
-  entry.why_again =
-      planned->has_diverged()
-          ? "the forward calls other ops than the one that was planned for"
-          : format("the forward saves {}, and {} was planned for", byte_size_text(tape.saved_bytes),
-                   byte_size_text(entry.saved_bytes));
+  // With less to save the plan still holds. With more it is made for that from now on.
+  if (!planned->has_diverged()) {
+    if (tape.saved_bytes <= planned_for + planned_for / 100) return;
+    entry.why_again = format("the forward saves {}, and {} was planned for",
+                             byte_size_text(tape.saved_bytes), byte_size_text(planned_for));
+    if (!running_.profiler) entry.saved_now = tape.saved_bytes;
+    return;
+  }
+  entry.why_again = "the forward calls other ops than the one that was planned for";
   entry.plan.reset();
   if (entry.measured == kMeasurements) {
     log::warn("plan",
@@ -83,9 +115,17 @@ void BudgetPlans::end_forward(const TapeReport& tape) {
 void BudgetPlans::end_backward() {
   auto& entry = entries_[samples_];
   entry.is_followed = entry.plan != nullptr;
-  if (!entry.plan) ++entry.steps;
+  if (!entry.plan || entry.estimated_from > 0) ++entry.steps;
   const auto run = std::exchange(running_, {});
+  if (const auto saved = std::exchange(entry.saved_now, 0); saved > 0 && entry.plan) {
+    const auto factor = static_cast<double>(saved) / static_cast<double>(entry.saved_bytes);
+    entry.profile = std::make_shared<const StepProfile>(entry.profile->scaled(factor));
+    entry.saved_bytes = saved;
+    make(entry);
+    if (!entry.plan) entry.measured = std::min(entry.measured, kMeasurements - 1);
+  }
   if (!run.profiler) return;
+  entry.estimated_from = 0;
   entry.profile = std::make_shared<const StepProfile>(run.profiler->finish());
   ++entry.measured;
   entry.is_tightened = false;
@@ -157,11 +197,19 @@ void BudgetPlans::make(Entry& entry) {
   const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
   auto plan = better_plan(entry, limit);
   const auto why = std::exchange(entry.why_again, {});
-  const auto prefix =
+  auto prefix =
       why.empty() ? std::string() : format("replaces the plan before it, since {}: ", why);
+  if (entry.estimated_from > 0) {
+    prefix += format("estimated from {}: ", micro_batch_text(entry.estimated_from));
+  }
   entry.is_followed = false;
   if (!plan) {
     entry.plan.reset();
+    if (std::exchange(entry.estimated_from, 0) > 0) {  // it is measured instead
+      entry.profile.reset();
+      entry.plain_peak = 0;
+      return;
+    }
     entry.measured = kMeasurements;
     if (options_.logs_plans) {
       log::info("plan", prefix + no_plan_text(samples_, budget_, least_plan(entry).predicted_peak));
@@ -233,7 +281,7 @@ int64_t BudgetPlans::quickest_size(int64_t largest) const {
     if (half == samples || !may_be_slow) return samples;
     if (here && is_hopeless(half)) return samples;
     const auto smaller = plan(half);
-    if (!smaller && !is_hopeless(half)) return half;
+    if ((!smaller || is_estimated(half)) && !is_hopeless(half)) return half;
     if (here &&
         seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
       return samples;
@@ -247,7 +295,8 @@ BudgetPlans::Steps BudgetPlans::steps() const {
   for (const auto size : sizes_) {
     const auto& entry = entries_.at(size);
     steps.sizes.push_back(size);
-    steps.is_settled &= entry.is_followed || entry.is_hopeless();
+    const bool is_final = entry.is_followed && entry.estimated_from == 0;
+    steps.is_settled &= is_final || entry.is_hopeless();
     if (entry.plan) {
       steps.predicted_peak = std::max(steps.predicted_peak, entry.plan->predicted_peak);
     }

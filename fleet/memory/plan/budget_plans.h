@@ -26,8 +26,11 @@ struct BudgetPlansOptions {
 
 /// Keeps the steps of a training within a budget. The first two steps evict on demand, the second
 /// one is measured as well, and from the third on a plan is followed; each size of micro-batch has
-/// its own. A program that grows or changes is measured again; one that never repeats, or that no
-/// plan holds within the budget, evicts on demand in every step.
+/// its own. The plan of a further size is estimated from a measured one, so that its first step is
+/// planned already; its second step follows that plan and is measured. If a forward of the same ops
+/// saves more, as with longer sequences, the measured step is scaled up. A program that changes is
+/// measured again; one that never repeats, or that no plan holds within the budget, evicts on
+/// demand in every step.
 class BudgetPlans {
  public:
   BudgetPlans(const BudgetPlansOptions& options, MemoryCounter& counter)
@@ -102,7 +105,9 @@ class BudgetPlans {
     bool is_followed = false;    // the last step ran by the plan that is in force
     bool was_unbounded = false;  // once
     bool can_split = false;      // its batch, into smaller micro-batches
-    int64_t saved_bytes = 0;     // of the forward that was measured
+    int64_t estimated_from = 0;  // the size of which its profile is scaled; 0: it was measured
+    int64_t saved_bytes = 0;     // of the forward that the profile is of
+    int64_t saved_now = 0;       // of the same ops, where that is more; 0: it is not
     int64_t plain_peak = 0;      // by the profile
     std::string why_again;       // a plan is to replace another
     std::string offload_note;
@@ -113,6 +118,8 @@ class BudgetPlans {
     bool is_hopeless() const;  // it will never have a plan
   };
   bool uses_file(const Entry& entry) const;
+  bool is_estimated(int64_t samples) const;
+  void estimate(Entry& entry);
   void resolve(const Entry& entry);
   void make(Entry& entry);
   std::optional<Plan> plan_for(const Entry& entry, int64_t limit, bool with_file) const;

@@ -2,16 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "fleet/memory/plan/offload_simulation.h"
 #include "fleet/memory/plan/plan.h"
+#include "fleet/memory/plan/segment_outcome.h"
 #include "fleet/memory/plan/step_profile.h"
 #include "fleet/memory/tape/policies.h"
 
 namespace fleet::memory {
 
-/// Predicts memory and time of a measured step under a plan, by the rules of the tape.
+/// Predicts memory and time of a measured step under a plan, by the rules of the tape. Not
+/// thread-safe: it remembers segments.
 class PlanSimulation {
  public:
   explicit PlanSimulation(const StepProfile& profile, OffloadFile::Speed disk = {});
@@ -25,6 +30,8 @@ class PlanSimulation {
     std::vector<int64_t> forward, backward;
   };
   Prediction predict(const Plan& plan) const;
+  /// Writes the prediction into the plan too.
+  Prediction predict_into(Plan& plan) const;
 
   /// The ops [begin, end) by themselves; see ChainEdge.
   struct Interval {
@@ -47,21 +54,21 @@ class PlanSimulation {
   }
 
  private:
-  enum class Fate : char { kNone, kHeld, kRegion, kSelective };
-  struct Fates;           // of the blocks of an interval
-  struct SelectiveValue;  // a value that is recomputed selectively
-  struct Graph;           // what a RecomputeSearch sees of the profile
-  template <typename F>
-  static void add_selective(const std::vector<SelectiveValue>& values, int begin, F&& add);
-  void follow(int begin, int end, bool is_dropped, const std::vector<char>& recomputed,
-              Fates& fates) const;
-  void add_to_replay(int block, int begin, const Fates& fates, std::vector<int64_t>& replay) const;
+  using Outcomes = std::vector<std::shared_ptr<const SegmentOutcome>>;
+  struct Lives;  // from when to when the blocks of a plan are held
+  std::shared_ptr<const SegmentOutcome> outcome_of(const Plan& plan, size_t segment) const;
+  Lives lives_of(const Outcomes& outcomes) const;
 
   const StepProfile& profile_;
   OffloadSimulation offload_;
   std::vector<int64_t> alive_, saved_;
   InPlaceConstraints constraints_;
   std::vector<int> last_use_;  // by block: the last op that reads or saves it
+  // What is known about segments, by their ops and what is recomputed of them: plans that differ in
+  // one segment share all others.
+  mutable SegmentSimulation segments_;
+  mutable std::unordered_map<std::string, std::shared_ptr<const SegmentOutcome>> known_;
+  mutable int64_t known_ops_ = 0;
 };
 
 }  // namespace fleet::memory

@@ -7,6 +7,8 @@
 
 #include "fleet/core/error.h"
 #include "fleet/memory/plan/chain_search.h"
+#include "fleet/memory/plan/evictable_value.h"
+#include "fleet/memory/plan/plan_improvement.h"
 #include "fleet/memory/plan/plan_simulation.h"
 
 namespace fleet::memory {
@@ -15,51 +17,29 @@ namespace {
 // For selective recomputation: the cheapest ops per byte first, until all of them together take
 // such a fraction of the step.
 constexpr double kLevels[] = {0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16};
-constexpr int64_t kSmallest = 32 << 10;  // bytes of values that are worth it
-constexpr int kLongest = 20;             // stages in one segment
-constexpr double kCostly = 0.001;        // fraction of all replays that is worth a cut of its own
-constexpr int64_t kWide = 3;             // times what the program holds at the next cut point
-constexpr size_t kLabels = 100;          // of each stage in a search
+constexpr int kLongest = 20;       // stages in one segment
+constexpr double kCostly = 0.001;  // fraction of all replays that is worth a cut of its own
+constexpr int64_t kWide = 3;       // times what the program holds at the next cut point
+constexpr size_t kLabels = 100;    // of each stage in a search
+constexpr size_t kImproved = 2;    // of the plans that a search starts from, the quickest
 
 using OpSet = std::vector<char>;
 
-std::vector<OpSet> levels_of(const StepProfile& profile) {
-  const auto n = profile.ops.size();
-  std::vector<int64_t> bytes(n, 0);
-  std::vector<double> seconds(n, 0);
-  std::vector<char> seen(profile.blocks.size(), 0);
-  std::vector<int> order;
-  for (const auto& op : profile.ops) {
-    for (const int b : op.saves) {
-      if (std::exchange(seen[static_cast<size_t>(b)], 1)) continue;
-      const auto& block = profile.blocks[static_cast<size_t>(b)];
-      const auto maker = static_cast<size_t>(block.made);
-      bytes[maker] += block.bytes;
-      for (const int writer : block.writers) {
-        seconds[maker] += profile.ops[static_cast<size_t>(writer)].replay_seconds;
-      }
-    }
-  }
-  for (size_t k = 0; k < n; ++k) {
-    seconds[k] += profile.ops[k].replay_seconds;
-    if (bytes[k] >= kSmallest && profile.ops[k].can_replay) order.push_back(static_cast<int>(k));
-  }
-  std::ranges::sort(order, {}, [&](int k) {
-    return seconds[static_cast<size_t>(k)] / static_cast<double>(bytes[static_cast<size_t>(k)]);
+std::vector<OpSet> levels_of(const StepProfile& profile,
+                             const std::vector<EvictableValue>& values) {
+  std::vector<const EvictableValue*> order;
+  for (const auto& value : values) order.push_back(&value);
+  std::ranges::sort(order, {}, [](const EvictableValue* value) {
+    return value->seconds / static_cast<double>(value->bytes);
   });
   std::vector<OpSet> levels;
   for (const double share : kLevels) {
-    OpSet level(n, 0);
+    OpSet level(profile.ops.size(), 0);
     double left = share * profile.plain_seconds();
-    for (const int k : order) {
-      left -= seconds[static_cast<size_t>(k)];
+    for (const auto* value : order) {
+      left -= value->seconds;
       if (left < 0) break;
-      level[static_cast<size_t>(k)] = 1;
-    }
-    // Ops that write in place to the result of such an op belong to it.
-    for (const auto& block : profile.blocks) {
-      if (!level[static_cast<size_t>(block.made)]) continue;
-      for (const int writer : block.writers) level[static_cast<size_t>(writer)] = 1;
+      for (const int op : value->ops) level[static_cast<size_t>(op)] = 1;
     }
     if (levels.empty() || levels.back() != level) levels.push_back(std::move(level));
   }
@@ -72,14 +52,6 @@ Plan empty_plan(const StepProfile& profile) {
   for (const auto& op : profile.ops) plan.ops.push_back(op.name);
   plan.plain_seconds = profile.plain_seconds();
   return plan;
-}
-
-void predict(Plan& plan, const PlanSimulation& simulation) {
-  const auto prediction = simulation.predict(plan);
-  plan.predicted_peak = prediction.peak;
-  plan.predicted_seconds = prediction.seconds;
-  plan.offloaded_bytes = prediction.offloaded_bytes_total;
-  plan.stall_seconds = prediction.stall_seconds;
 }
 
 // Where the user's program holds least, about `stages` of them, evenly spaced by saved bytes.
@@ -159,7 +131,8 @@ class Search {
         simulation_(profile, options.disk),
         cut_points_(cut_points(profile, simulation_, options.stages / 3)),
         cuts_(cuts_with(profile, simulation_, cut_points_, options.stages)),
-        levels_(levels_of(profile)) {
+        values_(evictable_values(profile)),
+        levels_(levels_of(profile, values_)) {
     for (int i = 0; i < stages(); ++i) {
       add_kept(i, i + 1);
       for (int j = i + 1; j <= std::min(stages(), i + kLongest); ++j) add_dropped(i, j);
@@ -175,6 +148,9 @@ class Search {
   }
 
   int stages() const { return static_cast<int>(cuts_.size()); }
+  PlanImprovement improvement(int64_t budget) const {
+    return {profile_, simulation_, values_, budget};
+  }
 
   // The quickest plan whose edges predict no more than `limit`.
   std::optional<Plan> within(int64_t limit) const {
@@ -204,7 +180,7 @@ class Search {
       }
     }
     plan.budget = options_.budget;
-    predict(plan, simulation_);
+    simulation_.predict_into(plan);
     return plan;
   }
 
@@ -310,6 +286,7 @@ class Search {
   PlanSimulation simulation_;
   std::vector<int> cut_points_;  // few, where the program holds very little
   std::vector<int> cuts_;
+  std::vector<EvictableValue> values_;
   std::vector<OpSet> levels_;
   std::vector<ChainEdge> edges_;
   std::vector<Choice> choices_;
@@ -326,7 +303,7 @@ std::vector<int> find_cuts(const StepProfile& profile, int stages) {
 Plan keep_everything(const StepProfile& profile) {
   auto plan = empty_plan(profile);
   plan.segments.push_back({});
-  predict(plan, PlanSimulation(profile));
+  PlanSimulation(profile).predict_into(plan);
   plan.plain_peak = plan.predicted_peak;
   return plan;
 }
@@ -336,13 +313,20 @@ Plan least_memory(const StepProfile& profile, const PlanOptions& options) {
   // however short. And with more choices the search may miss the best.
   auto few = options;
   few.stages = options.stages / 3;
-  auto least = Search(profile, options).least();
+  const Search search(profile, options);
+  auto least = search.least();
   const auto consider = [&](Plan other) {
     if (other.predicted_peak < least.predicted_peak) least = std::move(other);
   };
   consider(Search(profile, few).least());
   if (options.disk.is_known()) {
     consider(least_memory(profile, {.budget = options.budget, .stages = options.stages}));
+  } else {
+    auto improvement = search.improvement(options.budget);
+    const auto plain = keep_everything(profile);
+    for (const auto& start : {plain, least}) {
+      consider(improvement.least(start));
+    }
   }
   return least;
 }
@@ -355,7 +339,7 @@ Plan recompute_between_checkpoints(const StepProfile& profile) {
     plan.segments.back().is_dropped = true;
     plan.segments.push_back({.first_op = op});
   }
-  predict(plan, PlanSimulation(profile));
+  PlanSimulation(profile).predict_into(plan);
   return plan;
 }
 
@@ -363,13 +347,41 @@ std::optional<Plan> make_plan(const StepProfile& profile, const PlanOptions& opt
   auto plain = keep_everything(profile);
   plain.budget = options.budget;
   if (plain.predicted_peak <= options.budget) return plain;
-  auto plan = Search(profile, options).best();
-  if (!plan) {  // close to the least, the corrected limits may miss it
-    plan = least_memory(profile, options);
-    if (plan->predicted_peak > options.budget) return std::nullopt;
+  const Search search(profile, options);
+  std::vector<Plan> starts{plain};
+  // Close to the least, the corrected limits may miss it.
+  auto found = search.best();
+  starts.push_back(found ? std::move(*found) : least_memory(profile, options));
+  // Plans that offload are predicted less exactly after an improvement.
+  if (options.disk.is_known()) {
+    auto plan = starts.back();
+    if (plan.predicted_peak > options.budget) return std::nullopt;
+    plan.budget = options.budget;
+    plan.plain_peak = plain.predicted_peak;
+    return plan;
   }
-  plan->plain_peak = plain.predicted_peak;
-  return plan;
+  // With room for more than there is, fewer segments are recomputed: single values instead may be
+  // cheaper.
+  const auto room = options.budget - profile.base;
+  for (const int64_t percent : {15, 40}) {
+    if (auto plan = search.within(room + room * percent / 100)) starts.push_back(std::move(*plan));
+  }
+  auto improvement = search.improvement(options.budget);
+  std::vector<Plan> fitting;
+  for (const auto& start : starts) {
+    if (auto plan = improvement.fitted(start)) fitting.push_back(std::move(*plan));
+  }
+  std::ranges::sort(fitting, {}, &Plan::predicted_seconds);
+  if (fitting.size() > kImproved) fitting.erase(fitting.begin() + kImproved, fitting.end());
+  std::optional<Plan> best;
+  for (const auto& start : fitting) {
+    auto other = improvement.improve(start);
+    if (other && (!best || other->predicted_seconds < best->predicted_seconds)) best = other;
+  }
+  if (!best) return best;
+  best->budget = options.budget;
+  best->plain_peak = plain.predicted_peak;
+  return best;
 }
 
 }  // namespace fleet::memory

@@ -59,6 +59,10 @@ struct StepProfile {
 
   double plain_seconds() const { return forward_seconds + backward_seconds; }
   int64_t saved_bytes() const;
+  /// The same program on so many times as much data: bytes and times grow with it, the base and the
+  /// ops stay. An estimate: what does not depend on the data, such as copies of weights, is scaled
+  /// too.
+  StepProfile scaled(double factor) const;
 };
 
 }  // namespace fleet::memory

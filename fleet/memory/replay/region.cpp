@@ -109,6 +109,22 @@ std::vector<std::shared_ptr<KeptValue>> Region::members() {
   return living;
 }
 
+void Region::own_replay_input(std::shared_ptr<KeptValue> kept) {
+  if (std::ranges::find(replay_inputs_, kept) == replay_inputs_.end()) {
+    replay_inputs_.push_back(std::move(kept));
+  }
+}
+
+void Region::add_records(const std::vector<std::shared_ptr<OpRecord>>& records) {
+  const std::scoped_lock lock(mutex_);
+  is_selective_ = true;
+  for (const auto& record : records) {
+    const auto place = std::ranges::lower_bound(records_, record->index, {},
+                                                [](const auto& known) { return known->index; });
+    if (place == records_.end() || *place != record) records_.insert(place, record);
+  }
+}
+
 void Region::set_open_records(const OpRecords* records) {
   const std::scoped_lock lock(mutex_);
   open_records_ = records;

@@ -37,16 +37,11 @@ class Region : public std::enable_shared_from_this<Region> {
   /// A value that this region recomputes once it has been evicted.
   void add(const std::shared_ptr<KeptValue>& kept);
 
-  /// For selective recomputation of a single value inside its parent: replay inputs beside those of
-  /// its ops.
-  void own_replay_input(std::shared_ptr<KeptValue> kept) {
-    replay_inputs_.push_back(std::move(kept));
-  }
-  bool is_for_one_value() const { return is_for_one_value_; }
-  void set_records(std::vector<std::shared_ptr<OpRecord>> records) {
-    is_for_one_value_ = true;
-    records_ = std::move(records);
-  }
+  /// For selective recomputation inside its parent of what one op made: replay inputs beside those
+  /// of its ops, and the ops.
+  void own_replay_input(std::shared_ptr<KeptValue> kept);
+  void add_records(const std::vector<std::shared_ptr<OpRecord>>& records);
+  bool is_selective() const { return is_selective_; }
 
   struct Dropped {
     int64_t values = 0, bytes = 0;
@@ -91,7 +86,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::shared_ptr<const ProvenanceTable> provenance_;
   int first_op_;
   int depth_;
-  bool is_for_one_value_ = false;
+  bool is_selective_ = false;
   std::vector<std::weak_ptr<KeptValue>> members_;
   std::vector<std::shared_ptr<KeptValue>> replay_inputs_;
   std::vector<std::shared_ptr<OpRecord>> records_;

@@ -174,8 +174,10 @@ class Replay {
     // The forward has updated the real ones.
     if (input.statistics) return tensor.clone();
     auto alias = tensor.variable_data();
-    if (input.requires_grad && with_graph) {
-      if (input.written) {
+    // Without a graph too: composites choose their kernels by it. matmul, and so linear, folds
+    // batches only where a gradient will be wanted, which gives other last bits.
+    if (input.requires_grad) {
+      if (input.written && with_graph) {
         compat::pretend_history(alias);
       } else {
         alias.set_requires_grad(true);

@@ -44,13 +44,10 @@ bool SelectiveRecipe::can_recompute(const KeptValue& kept) {
   return search_.can_recompute(makers_of(kept.origin()), kept.origin().time);
 }
 
-std::shared_ptr<Region> SelectiveRecipe::region_for(const KeptValue& kept,
-                                                    const std::shared_ptr<Region>& parent) {
-  const auto makers = makers_of(kept.origin());
-  search_.need(makers, kept.origin().time);
+void SelectiveRecipe::add_to(Region& region, const KeptValue& kept) {
+  search_.need(makers_of(kept.origin()), kept.origin().time);
   auto ops = search_.needed();
   std::ranges::sort(ops);
-  auto region = std::make_shared<Region>(parent, values_.provenance(), makers.producer);
   std::vector<std::shared_ptr<OpRecord>> records;
   for (const int op : ops) {
     records.push_back(records_.find(op));
@@ -59,11 +56,10 @@ std::shared_ptr<Region> SelectiveRecipe::region_for(const KeptValue& kept,
       auto available = find_available(input);
       if (!available) continue;
       available->become_replay_input();
-      region->own_replay_input(std::move(available));
+      region.own_replay_input(std::move(available));
     }
   }
-  region->set_records(std::move(records));
-  return region;
+  region.add_records(records);
 }
 
 }  // namespace fleet::memory

@@ -14,7 +14,7 @@ namespace fleet::memory {
 
 /// Selective recomputation of one value: which ops are called, starting from what is kept and from
 /// what the value's region recomputes. Only ops whose results the policy has recomputed
-/// selectively, and views.
+/// selectively, and views. Values that one op made share a region, so that it is called once.
 class SelectiveRecipe {
  public:
   SelectiveRecipe(const TapeValues& values, TapePolicy& policy, const OpRecords& records,
@@ -30,8 +30,8 @@ class SelectiveRecipe {
   /// Whether there is one for this value. The value must be evicted already, or it would be its own
   /// replay input.
   bool can_recompute(const KeptValue& kept);
-  /// A region that follows the recipe for it.
-  std::shared_ptr<Region> region_for(const KeptValue& kept, const std::shared_ptr<Region>& parent);
+  /// From now on `region` follows the recipe for it, too.
+  void add_to(Region& region, const KeptValue& kept);
 
  private:
   struct Graph {

@@ -78,6 +78,7 @@ void Retention::close() {
   if (region() == root_) {
     records_ = {.first_op = next_op()};
     search_.clear();
+    selective_.clear();
   }
 }
 
@@ -163,7 +164,7 @@ std::shared_ptr<KeptValue> Retention::kept(int value, const torch::Tensor& tenso
     auto known = entry.lock();
     if (!known || known->origin().version != version || !known->has_geometry_of(tensor)) continue;
     auto before = known->region();
-    const bool was_selective = before && before->is_for_one_value();
+    const bool was_selective = before && before->is_selective();
     if (was_selective) before = before->parent();
     if (before) {
       auto* const both = Region::common(before.get(), owner);
@@ -262,10 +263,9 @@ void Retention::apply_policy(SavedSlot& slot, OpRecord* record) {
   const auto& origin = kept.origin();
   const auto makers = origin.op >= 0 ? Makers{.producer = origin.op}
                                      : values_.provenance()->makers_of(origin.value);
-  const auto producer = records_.find(makers.producer);
-  if (!producer) return;
-  if (kept.readers() == 1 && policy_.recomputes_results_of(*producer) &&
-      recompute_selectively(slot, *producer)) {
+  if (!records_.find(makers.producer)) return;
+  if (const auto maker = kept.readers() == 1 ? maker_behind_views(kept) : nullptr;
+      maker && policy_.recomputes_results_of(*maker) && recompute_selectively(slot, *maker)) {
     return;
   }
   const auto treatment = open_.back().treatment;
@@ -282,9 +282,27 @@ void Retention::apply_policy(SavedSlot& slot, OpRecord* record) {
   kept.evict();
 }
 
-bool Retention::recompute_selectively(SavedSlot& slot, OpRecord& producer) {
+// The op that made the storage of a value: a view of it is recomputed with it, so that the policy
+// is asked about that op. Null: it is not part of the open segment.
+std::shared_ptr<OpRecord> Retention::maker_behind_views(const KeptValue& kept) const {
+  if (kept.origin().op >= 0) return records_.find(kept.origin().op);
+  int value = kept.origin().value;
+  const int storage = values_.storage_id_of(value);
+  for (;;) {
+    const int producer = values_.producer_of(value);
+    const auto record = producer < 0 ? nullptr : records_.find(producer);
+    if (!record || !record->traits->is_view) return record;
+    const auto base = std::ranges::find_if(record->inputs, [&](const OpInput& input) {
+      return values_.storage_id_of(input.value) == storage;
+    });
+    if (base == record->inputs.end()) return record;  // contiguous() of what was not
+    value = base->value;
+  }
+}
+
+bool Retention::recompute_selectively(SavedSlot& slot, OpRecord& maker) {
   auto& kept = *slot.kept;
-  if (kept.origin().op >= 0 && recompute_from_bits(slot, producer)) return true;
+  if (kept.origin().op >= 0 && recompute_from_bits(slot, maker)) return true;
   const auto tensor = kept.tensor();
   kept.evict();
   SelectiveRecipe recipe(values_, policy_, records_, *region());
@@ -292,21 +310,41 @@ bool Retention::recompute_selectively(SavedSlot& slot, OpRecord& producer) {
     kept.take_back(tensor);
     return false;
   }
-  assign_to(recipe.region_for(kept, region()), slot);
+  const auto selective = selective_region(kept, maker.index);
+  recipe.add_to(*selective, kept);
+  assign_to(selective, slot);
   return true;
 }
 
+// Queries, keys and values in the result of one layer, or what a norm saves and what it returns:
+// one replay recomputes them all.
+std::shared_ptr<Region> Retention::selective_region(const KeptValue& kept, int maker) {
+  auto& shared = selective_[maker];
+  const auto& origin = kept.origin();
+  const int storage = origin.op >= 0 ? -1 : values_.storage_id_of(origin.value);
+  const bool is_other_version = std::ranges::any_of(shared.storages, [&](const auto& known) {
+    return storage >= 0 && known.first == storage && known.second != origin.version;
+  });
+  auto region = is_other_version ? nullptr : shared.region.lock();
+  if (!region) {
+    region = std::make_shared<Region>(this->region(), values_.provenance(), maker);
+    shared = {.region = region, .storages = {}};
+  }
+  shared.storages.emplace_back(storage, origin.version);
+  return region;
+}
+
 // The mask of a dropout needs no inputs.
-bool Retention::recompute_from_bits(SavedSlot& slot, OpRecord& producer) {
+bool Retention::recompute_from_bits(SavedSlot& slot, OpRecord& maker) {
   auto& kept = *slot.kept;
   {
     const UnrecordedScope unrecorded;
-    Region::remember_mask(producer, kept.origin().save, kept.tensor());
+    Region::remember_mask(maker, kept.origin().save, kept.tensor());
   }
-  if (!producer.mask) return false;
+  if (!maker.mask) return false;
   kept.evict();
-  const auto selective = std::make_shared<Region>(region(), values_.provenance(), producer.index);
-  selective->set_records({producer.mask_only()});
+  const auto selective = std::make_shared<Region>(region(), values_.provenance(), maker.index);
+  selective->add_records({maker.mask_only()});
   assign_to(selective, slot);
   return true;
 }

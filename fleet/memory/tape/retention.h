@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <torch/types.h>
@@ -102,8 +104,10 @@ class Retention {
   int value_saved(const SavedSlot& slot, int storage, const OpRecord* record) const;
   std::shared_ptr<KeptValue> kept_for(SavedSlot& slot, int value);
   void apply_policy(SavedSlot& slot, OpRecord* record);
-  bool recompute_selectively(SavedSlot& slot, OpRecord& producer);
-  bool recompute_from_bits(SavedSlot& slot, OpRecord& producer);
+  std::shared_ptr<OpRecord> maker_behind_views(const KeptValue& kept) const;
+  bool recompute_selectively(SavedSlot& slot, OpRecord& maker);
+  bool recompute_from_bits(SavedSlot& slot, OpRecord& maker);
+  std::shared_ptr<Region> selective_region(const KeptValue& kept, int maker);
   void assign_to(const std::shared_ptr<Region>& selective, SavedSlot& slot);
 
   TapePolicy& policy_;
@@ -114,8 +118,15 @@ class Retention {
   std::shared_ptr<Region> root_;
   std::vector<Open> open_;
   std::vector<std::shared_ptr<Region>> regions_;  // defining regions of storages
-  OpRecords records_;                             // of the open segment
-  RecomputeSearch<Graph> search_;                 // among these
+  // Of selective recomputation in the open segment, by the op that made the values, with the
+  // versions of the storages that these are in.
+  struct Selective {
+    std::weak_ptr<Region> region;
+    std::vector<std::pair<int, uint32_t>> storages;
+  };
+  std::unordered_map<int, Selective> selective_;
+  OpRecords records_;              // of the open segment
+  RecomputeSearch<Graph> search_;  // among these
   int segment_ = 0;
   int64_t segment_bytes_ = 0;
   int segment_first_value_ = 0;
