@@ -12,8 +12,8 @@
 
 namespace fleet::bench {
 
-// Many small tensors, one by one, against one fused span of the same bytes; and one large buffer
-// against LibTorch's own process group called directly, on connections of its own.
+// Many small tensors, a call each, against one fused span of the same bytes; and one buffer, large
+// or small, against LibTorch's own process group called directly, on connections of its own.
 std::vector<Row> bench_allreduce() {
   auto comm = world();
   const auto meet = [&] { comm->barrier("bench"); };
@@ -56,6 +56,28 @@ std::vector<Row> bench_allreduce() {
                     "c10d's Gloo called directly", timings[1].median() * 1e3,
                     timings[1].median() / timings[0].median(),
                     timings[0].spread() + " | peer " + timings[1].spread()});
+  }
+  // Small ones, many in a row: what statistics, metrics and agreements cost.
+  constexpr int kCalls = 100;
+  for (const int64_t bytes : {8, 1024, 32 * 1024}) {
+    const auto buffer = torch::zeros({bytes / 8}, torch::kDouble);
+    const auto timings = alternate(15,
+                                   {[&] {
+                                      for (int call = 0; call < kCalls; ++call)
+                                        comm->all_reduce(buffer, comm::ReduceOp::kSum, "small");
+                                    },
+                                    [&] {
+                                      for (int call = 0; call < kCalls; ++call) {
+                                        std::vector<torch::Tensor> tensors{buffer};
+                                        engine->allreduce(tensors)->wait();
+                                      }
+                                    }},
+                                   meet);
+    rows.push_back(
+        {format("one buffer of {} bytes", bytes), timings[0].median() * 1e6 / kCalls, "us",
+         "c10d's Gloo called directly", timings[1].median() * 1e6 / kCalls,
+         timings[1].median() / timings[0].median(),
+         format("{} calls: {} | peer {}", kCalls, timings[0].spread(), timings[1].spread())});
   }
   return rows;
 }

@@ -10,6 +10,7 @@
 #include "fleet/comm/rendezvous/store.h"
 #include "fleet/comm/transport/elastic_transport.h"
 #include "fleet/comm/transport/process_group_transport.h"
+#include "fleet/comm/transport/shared_memory_transport.h"
 #include "fleet/comm/transport/transport.h"
 #include "fleet/comm/transport/work_state.h"
 #include "fleet/core/error.h"
@@ -135,7 +136,8 @@ Communicator::Communicator(const Store& store, int rank, int size, CommunicatorO
         "comm", format("a time limit of {} ms would fail every call", options_.timeout.count()),
         "set FLEET_TIMEOUT_S to a number of seconds above 0");
   }
-  transport_ = std::make_shared<ProcessGroupTransport>(store, rank, size, options_, watch_);
+  transport_ = SharedMemoryTransport::over(
+      std::make_shared<ProcessGroupTransport>(store, rank, size, options_, watch_));
 }
 
 Communicator::Communicator(const Communicator& other, std::shared_ptr<Transport> transport)

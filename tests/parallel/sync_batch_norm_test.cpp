@@ -64,6 +64,93 @@ TEST(SyncBatchNormTest, EqualsOneProcessWithTheWholeBatchForUnequalShares) {
   });
 }
 
+struct Layout {
+  std::vector<int64_t> sizes;
+  torch::MemoryFormat format = torch::MemoryFormat::Contiguous;
+  torch::ScalarType type = torch::kFloat;
+  torch::ScalarType parameter_type = torch::kFloat;
+  bool affine = true;
+  double tolerance = 1e-4;
+};
+
+// Statistics, normalised values and gradients, in the layouts and types that models have.
+TEST(SyncBatchNormTest, EqualsOneProcessInEveryLayoutAndType) {
+  const std::vector<Layout> layouts = {
+      {.sizes = {6, 5, 7, 3}},
+      {.sizes = {6, 5, 7, 3}, .format = torch::MemoryFormat::ChannelsLast},
+      {.sizes = {6, 33, 1, 1}, .format = torch::MemoryFormat::ChannelsLast},
+      {.sizes = {6, 5, 2, 3, 4}, .format = torch::MemoryFormat::ChannelsLast3d},
+      {.sizes = {6, 5, 11}},
+      {.sizes = {60, 9}},
+      {.sizes = {6, 5, 7, 3}, .affine = false},
+      {.sizes = {6, 5, 7, 3},
+       .type = torch::kDouble,
+       .parameter_type = torch::kDouble,
+       .tolerance = 1e-10},
+      {.sizes = {6, 8, 7, 3}, .type = torch::kBFloat16, .tolerance = 3e-2},
+      {.sizes = {6, 8, 7, 3},
+       .type = torch::kBFloat16,
+       .parameter_type = torch::kBFloat16,
+       .tolerance = 3e-2},
+  };
+  for (size_t l = 0; l < layouts.size(); ++l) {
+    const auto& layout = layouts[l];
+    auto generator = at::detail::createCPUGenerator(l);
+    const auto channels = layout.sizes[1];
+    const auto values = (torch::randn(layout.sizes, generator, torch::kDouble) + 2).to(layout.type);
+    const auto wanted = torch::randn(layout.sizes, generator, torch::kDouble).to(layout.type);
+    const auto weight = torch::randn({channels}, generator).to(layout.parameter_type);
+    struct Result {
+      torch::Tensor y, dx, dweight, dbias, mean, var;
+    };
+    const auto run = [&](const torch::Tensor& part, const torch::Tensor& gradient) {
+      auto x = part.contiguous(layout.format).detach().requires_grad_();
+      auto w = weight.clone().requires_grad_();
+      auto b = torch::zeros_like(weight).requires_grad_();
+      auto mean = torch::zeros({channels}, layout.parameter_type);
+      auto var = torch::ones({channels}, layout.parameter_type);
+      const auto y = torch::batch_norm(x, layout.affine ? w : torch::Tensor(),
+                                       layout.affine ? b : torch::Tensor(), mean, var,
+                                       /*training=*/true, 0.1, 1e-5, false);
+      y.backward(gradient);
+      return Result{y.detach(), x.grad(), w.grad(), b.grad(), mean, var};
+    };
+    const auto whole = run(values, wanted);
+    run_ranks(2, [&](const testing::Comm& comm) {
+      const auto half = layout.sizes[0] / 2;
+      const auto own = [&](const torch::Tensor& all) {
+        return all.narrow(0, comm->rank() * half, half);
+      };
+      const SyncBatchNormScope scope(comm);
+      const auto result = run(own(values), own(wanted));
+      const auto close = [&](const torch::Tensor& a, const torch::Tensor& b) {
+        return torch::allclose(a.to(torch::kDouble), b.to(torch::kDouble), layout.tolerance,
+                               layout.tolerance * 10);
+      };
+      EXPECT_TRUE(close(result.y, own(whole.y))) << l;
+      EXPECT_EQ(result.y.scalar_type(), layout.type);
+      EXPECT_TRUE(close(result.dx, own(whole.dx))) << l;
+      EXPECT_TRUE(close(result.mean, whole.mean) && close(result.var, whole.var)) << l;
+      EXPECT_TRUE(testing::same_everywhere(comm, result.var.to(torch::kDouble))) << l;
+      if (!layout.affine) return;
+      auto sums = torch::stack({result.dweight, result.dbias}).to(torch::kDouble);
+      comm->all_reduce(sums, comm::ReduceOp::kSum, "a check");
+      EXPECT_TRUE(close(sums, torch::stack({whole.dweight, whole.dbias}))) << l;
+    });
+  }
+}
+
+TEST(SyncBatchNormTest, TakesAnExpandedGradient) {
+  run_ranks(2, [&](const testing::Comm& comm) {
+    auto x = whole_batch().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
+    auto norm = fixed_norm();
+    const SyncBatchNormScope scope(comm);
+    norm(x).sum().backward();
+    EXPECT_LT(x.grad().abs().max().item<float>(), 1e-4) << "a sum of normed values is constant";
+    EXPECT_FLOAT_EQ(norm->bias.grad()[0].item<float>(), 7 * 5 * 5);
+  });
+}
+
 TEST(SyncBatchNormTest, LeavesEvaluationAndInstanceNormAlone) {
   run_ranks(2, [&](const testing::Comm& comm) {
     auto x = whole_batch() * (1 + comm->rank());

@@ -54,6 +54,43 @@ TEST_P(KilledRankTest, IsNamedByItsPeerAndByFleetrun) {
 INSTANTIATE_TEST_SUITE_P(Ranks, KilledRankTest,
                          testing::Combine(testing::Values(0, 1), testing::Bool()));
 
+// In the middle of a small collective, through shared memory and through sockets: the same error.
+class FaultInSmallCallTest : public testing::TestWithParam<bool> {
+ protected:
+  Words variables(const Words& more = {}) const {
+    Words all{format("FLEET_SHARED_MEMORY={}", GetParam() ? 1 : 0)};
+    all.insert(all.end(), more.begin(), more.end());
+    return with(all);
+  }
+  const std::string failed_ =
+      R"(\[comm\] rank 0: all_reduce of numbers \(16 x Double, 0\.1 KB\) failed after [0-9.]+ s )"
+      R"(\(since \d\d:\d\d:\d\d\): rank 1 \([^,]+, pid )";
+};
+
+TEST_P(FaultInSmallCallTest, KilledRankIsNamed) {
+  Launched ranks(job(2, {"sums", "kill", "1", "500"}), variables());
+  EXPECT_EQ(ranks.wait(kLong), 137) << "long before the time limit\n" << ranks.output();
+  EXPECT_TRUE(
+      matches(error_in(ranks.log(0)), failed_ + after(ranks.log(1), "pid") + R"(\) has ended\n)"))
+      << ranks.log(0);
+}
+
+TEST_P(FaultInSmallCallTest, StoppedRankIsNamedAtTheTimeLimit) {
+  Launched ranks(job(2, {"sums", "stop", "1", "500"}), variables({"FLEET_TIMEOUT_S=2"}));
+  EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
+  EXPECT_TRUE(matches(error_in(ranks.log(0)),
+                      failed_ + after(ranks.log(1), "pid") + R"(\) is stopped \(SIGSTOP)"))
+      << ranks.log(0);
+}
+
+INSTANTIATE_TEST_SUITE_P(SharedMemory, FaultInSmallCallTest, testing::Bool());
+
+TEST(FaultTest, SeveralRanksPerCoreMakeProgress) {
+  Launched ranks(job(6, {"sums", "none", "-1", "-1"}));
+  EXPECT_EQ(ranks.wait(kLong), 0) << ranks.output();
+  for (int rank = 0; rank < 6; ++rank) EXPECT_TRUE(says(ranks.log(rank), "all sums")) << rank;
+}
+
 // One failure takes all ranks down. Those that notice only that a survivor has left still name the
 // first one, or are ended by fleetrun before they say anything.
 TEST(FaultTest, NoSurvivorOfFourBlamesAnotherSurvivor) {

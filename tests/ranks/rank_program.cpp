@@ -5,6 +5,8 @@
 //   train STEPS                    trains, and prints every loss and a digest of the parameters
 //   fault KIND RANK STEP           trains; at STEP, inside its forward pass, RANK meets KIND:
 //                                  kill, stop, throw, exit, exit_once (in the first attempt only)
+//   sums KIND RANK CALL            makes many small sums; RANK meets KIND when its input of CALL is
+//                                  with the others, and it has not read theirs
 //   calls                          asks and does everything in fleet/comm/world.h
 //   local_log FILE                 local SGD that logs every update; rank 1 makes its second update
 //                                  only when rank 0 has come to its first average, and made FILE
@@ -88,6 +90,22 @@ int train(int64_t steps, const Fault& fault, int64_t steps_of_rank_1 = -1) {
   }
   if (steps_of_rank_1 >= 0) fleet::shutdown();  // whose error is to be heard
   say(fleet::format("digest {:016x}", digest(net->parameters())));
+  return 0;
+}
+
+int sums(const Fault& fault) {
+  say(fleet::format("pid {}", ::getpid()));
+  fleet::init();
+  const ShutdownGuard shutdown_guard;
+  for (int64_t call = 0; call < 600; ++call) {
+    const auto numbers = torch::full({16}, static_cast<double>(call), torch::kDouble);
+    auto work = fleet::world()->all_reduce_async(numbers, fleet::comm::ReduceOp::kSum, "numbers");
+    if (call == fault.step && fleet::worker_index() == fault.rank) meet(fault);
+    work.wait();
+    const auto expected = static_cast<double>(call * fleet::worker_num());
+    if (numbers[15].item<double>() != expected) throw fleet::Error("app", "a wrong sum");
+  }
+  say("all sums");
   return 0;
 }
 
@@ -209,6 +227,9 @@ int body(int argc, char** argv) {
   if (mode == "train" && argc == 3) return train(number(argv[2]), {});
   if (mode == "fault" && argc == 5) {
     return train(20, {.kind = argv[2], .rank = number(argv[3]), .step = number(argv[4])});
+  }
+  if (mode == "sums" && argc == 5) {
+    return sums({.kind = argv[2], .rank = number(argv[3]), .step = number(argv[4])});
   }
   if (mode == "leaves_early") return train(20, {}, 3);
   if (mode == "calls") return calls();

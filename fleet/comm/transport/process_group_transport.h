@@ -5,6 +5,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include "fleet/comm/rendezvous/peer_watch.h"
 #include "fleet/comm/rendezvous/store.h"
 #include "fleet/comm/transport/transport.h"
 
@@ -28,6 +29,14 @@ class ProcessGroupTransport : public Transport {
   const std::string& group() const override { return store_.prefix(); }
   std::shared_ptr<Transport> duplicate(const std::string& name) override;
 
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const CommunicatorOptions& options() const { return options_; }
+  const std::shared_ptr<PeerWatch>& watch() const { return watch_; }
+  std::shared_ptr<ProcessGroupTransport> duplicate_group(const std::string& name);
+  /// Every rank's `row`, [size, ...], while the group is being made: it is not counted as a call.
+  torch::Tensor gather_while_making(const torch::Tensor& row);
+
  private:
   struct BackendCall;
 
@@ -36,6 +45,7 @@ class ProcessGroupTransport : public Transport {
   int size_;
   CommunicatorOptions options_;
   std::shared_ptr<PeerWatch> watch_;
+  CallId making_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::map<std::string, int> duplicates_;  // made so far, by name
 };

@@ -1,93 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/comm/transport/shared_area.h"
 
-#include <fcntl.h>
-#include <linux/futex.h>
-#include <poll.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <thread>
 
 #include "fleet/comm/rendezvous/peer_watch.h"
+#include "fleet/comm/transport/peer_memory.h"
+#include "fleet/comm/transport/shared_counter.h"
 #include "fleet/comm/transport/work_state.h"
 #include "fleet/core/error.h"
-#include "fleet/core/process/descriptor.h"
-#include "fleet/core/process/environment.h"
 #include "fleet/core/text/format.h"
 
 namespace fleet::comm {
-namespace shared_memory {
-
-constexpr int64_t kPage = 4096;
-
-/// The first page of each rank's memory: the counters that other ranks wait on.
-struct Control {
-  std::atomic<uint32_t> arrived;   // sums whose input of this rank is ready
-  std::atomic<uint32_t> finished;  // sums whose chunk this rank has written to all ranks
-};
-static_assert(std::atomic<uint32_t>::is_always_lock_free);
-
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(int fd, int64_t bytes) : bytes_(bytes) {
-    void* memory =
-        ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    memory_ = memory == MAP_FAILED ? nullptr : memory;
-  }
-  ~Mapping() {
-    if (memory_ != nullptr) ::munmap(memory_, static_cast<size_t>(bytes_));
-  }
-  Mapping(Mapping&& other) noexcept
-      : memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_) {}
-  Mapping& operator=(Mapping&& other) noexcept {
-    std::swap(memory_, other.memory_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  bool good() const { return memory_ != nullptr; }
-  Control& control() const { return *static_cast<Control*>(memory_); }
-  char* data() const { return static_cast<char*>(memory_) + kPage; }
-
- private:
-  void* memory_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
-}  // namespace shared_memory
-
 namespace {
 
 using namespace std::chrono_literals;
-using shared_memory::Control;
-using shared_memory::kPage;
-using shared_memory::Mapping;
 
-constexpr auto kLook = 50ms;  // between two checks whether the peers are alive
+constexpr int64_t kControlBytes = 4096;  // a page, so that the data begins at one
+constexpr auto kLook = 50ms;             // between two checks whether the peers are alive
 
-// Counters wrap around after 2^32 sums; the difference stays correct.
-bool reached(uint32_t counter, uint32_t wanted) {
-  return static_cast<int32_t>(counter - wanted) >= 0;
-}
-
-void announce(std::atomic<uint32_t>& word, uint32_t value) {
-  word.store(value, std::memory_order_release);
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr,
-            0);
-}
-
-void sleep_on(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds time) {
-  const timespec limit{time.count() / 1'000'000'000, time.count() % 1'000'000'000};
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
+// The first page of each rank's memory: what other ranks wait on.
+struct AreaControl {
+  SharedCounter arrived;   // sums whose input of this rank is ready
+  SharedCounter finished;  // sums whose chunk this rank has written to all ranks
+};
 
 // Sums one chunk over all ranks and writes the result to all of them.
 template <typename T>
@@ -122,8 +62,7 @@ void sum_share(const std::vector<T*>& ranks, int64_t n) {
 struct SharedArea::Impl {
   std::shared_ptr<Communicator> comm;
   int64_t bytes = 0;
-  std::vector<Mapping> ranks;
-  std::vector<Descriptor> processes;  // per rank: readable once the process has ended
+  PeerMemory memory;
 
   struct Job {
     uint32_t number = 0;
@@ -141,6 +80,8 @@ struct SharedArea::Impl {
   std::string reason;  // written before `broken`
   std::thread worker;
 
+  Impl(std::shared_ptr<Communicator> group, int64_t length, PeerMemory blocks)
+      : comm(std::move(group)), bytes(length), memory(std::move(blocks)) {}
   ~Impl() {
     {
       const std::lock_guard lock(mutex);
@@ -150,34 +91,29 @@ struct SharedArea::Impl {
     if (worker.joinable()) worker.join();
   }
 
-  bool peer_ended(size_t rank) const {
-    if (processes[rank].get() < 0) return false;
-    pollfd poll{processes[rank].get(), POLLIN, 0};
-    return ::poll(&poll, 1, 0) > 0;
-  }
+  AreaControl& control(int rank) const { return *reinterpret_cast<AreaControl*>(memory.of(rank)); }
+  char* data(int rank) const { return memory.of(rank) + kControlBytes; }
 
   bool stopping() {
     const std::lock_guard lock(mutex);
     return stop;
   }
 
-  // Waits until every rank's `word` has reached `number`.
-  void wait_for_all(std::atomic<uint32_t> Control::*word, uint32_t number,
+  // Waits until every rank's counter has reached `number`.
+  void wait_for_all(SharedCounter AreaControl::*which, uint32_t number,
                     std::chrono::steady_clock::time_point deadline) {
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      auto& counter = ranks[r].control().*word;
-      while (true) {
-        const uint32_t seen = counter.load(std::memory_order_acquire);
-        if (reached(seen, number)) break;
+    for (int rank = 0; rank < memory.size(); ++rank) {
+      auto& counter = control(rank).*which;
+      while (!counter.has_reached(number)) {
+        const uint32_t seen = counter.value.load(std::memory_order_acquire);
         if (broken) throw std::runtime_error(reason);
         if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error("the time is up");
         if (stopping()) throw std::runtime_error("stopped");
-        // The counter first: a rank may have finished its chunk and ended.
-        const bool ended = peer_ended(r);
-        if (ended && !reached(counter.load(std::memory_order_acquire), number)) {
-          throw std::runtime_error(format("the process of rank {} has ended", r));
+        // The counter last: a rank may have finished its chunk and ended.
+        if (memory.has_ended(rank) && !counter.has_reached(number)) {
+          throw std::runtime_error(format("the process of rank {} has ended", rank));
         }
-        sleep_on(counter, seen, kLook);
+        if (!counter.has_reached(number)) counter.sleep(seen, kLook);
       }
     }
   }
@@ -190,13 +126,14 @@ struct SharedArea::Impl {
     };
     const int64_t begin = border(comm->rank());
     std::vector<T*> bases;
-    for (const auto& rank : ranks)
-      bases.push_back(reinterpret_cast<T*>(rank.data() + job.offset) + begin);
+    for (int rank = 0; rank < memory.size(); ++rank) {
+      bases.push_back(reinterpret_cast<T*>(data(rank) + job.offset) + begin);
+    }
     sum_share(bases, border(comm->rank() + 1) - begin);
   }
 
   void run() {
-    auto& own = ranks[static_cast<size_t>(comm->rank())].control();
+    auto& own = control(comm->rank());
     while (true) {
       Job job;
       {
@@ -207,10 +144,10 @@ struct SharedArea::Impl {
         jobs.pop_front();
       }
       try {
-        announce(own.arrived, job.number);
-        wait_for_all(&Control::arrived, job.number, job.deadline);
+        own.arrived.advance_to(job.number);
+        wait_for_all(&AreaControl::arrived, job.number, job.deadline);
         job.dtype == torch::kDouble ? sum<double>(job) : sum<float>(job);
-        announce(own.finished, job.number);
+        own.finished.advance_to(job.number);
       } catch (const std::exception& error) {
         reason = error.what();
         broken = true;
@@ -225,14 +162,15 @@ struct SharedArea::Impl {
     uint32_t number = 0;
 
     void block() override {
-      area->impl_->wait_for_all(&Control::finished, number,
+      area->impl_->wait_for_all(&AreaControl::finished, number,
                                 std::chrono::steady_clock::now() + timeout);
     }
     bool is_done() const override {
-      const auto& all = area->impl_->ranks;
-      return std::all_of(all.begin(), all.end(), [&](const Mapping& rank) {
-        return reached(rank.control().finished.load(std::memory_order_acquire), number);
-      });
+      const auto& all = *area->impl_;
+      for (int rank = 0; rank < all.memory.size(); ++rank) {
+        if (!all.control(rank).finished.has_reached(number)) return false;
+      }
+      return true;
     }
   };
 };
@@ -242,55 +180,17 @@ SharedArea::SharedArea(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
 }
 SharedArea::~SharedArea() = default;
 
-void* SharedArea::data() const {
-  return impl_->ranks[static_cast<size_t>(impl_->comm->rank())].data();
-}
+void* SharedArea::data() const { return impl_->data(impl_->comm->rank()); }
 
 std::shared_ptr<SharedArea> SharedArea::make(const std::shared_ptr<Communicator>& comm,
                                              int64_t bytes) {
   if (comm->elastic()) return nullptr;
-  const auto* const watch = comm->watch();
-  bool possible =
-      environment_switch("FLEET_SHARED_MEMORY", true,
-                         "0: ranks of one machine use sockets; 1, or unset: shared memory") &&
-      watch != nullptr;
-  if (possible) {
-    const auto& peers = watch->peers();
-    possible = static_cast<int>(peers.size()) == comm->size() &&
-               std::all_of(peers.begin(), peers.end(), [&](const PeerIdentity& peer) {
-                 return peer.host_id == peers[0].host_id;
-               });
-  }
-  // Every rank takes part in every call below, even if it cannot share memory: the result must be
-  // the same on all.
-  const int64_t length = kPage + (bytes + kPage - 1) / kPage * kPage;
-  Descriptor own(possible ? ::memfd_create("fleet", MFD_CLOEXEC) : -1);
-  if (own.get() >= 0 && ::ftruncate(own.get(), length) != 0) own = Descriptor();
-  const auto offers = comm->all_gather(
-      torch::tensor({static_cast<int64_t>(own.get()), static_cast<int64_t>(::getpid()), length},
-                    torch::kLong),
-      "an offer of shared memory");
-
-  auto impl = std::make_unique<Impl>();
-  impl->comm = comm;
-  impl->bytes = bytes;
-  for (int rank = 0; possible && rank < comm->size(); ++rank) {
-    const auto fd = offers[rank][0].item<int64_t>();
-    const auto pid = offers[rank][1].item<int64_t>();
-    if (fd < 0 || offers[rank][2].item<int64_t>() != length) {
-      possible = false;
-      break;
-    }
-    const Descriptor theirs(::open(format("/proc/{}/fd/{}", pid, fd).c_str(), O_RDWR | O_CLOEXEC));
-    impl->ranks.emplace_back(theirs.get(), length);
-    impl->processes.emplace_back(
-        pid == ::getpid() ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    possible = theirs.get() >= 0 && impl->ranks.back().good();
-  }
-  auto agreed = torch::full({1}, possible ? 0 : 1, torch::kLong);
-  comm->all_reduce(agreed, ReduceOp::kMax, "whether memory can be shared");
-  if (agreed.item<int64_t>() != 0) return nullptr;
-  return std::shared_ptr<SharedArea>(new SharedArea(std::move(impl)));
+  auto memory = PeerMemory::map(
+      comm->watch(), comm->size(), kControlBytes + bytes,
+      [&](const torch::Tensor& row) { return comm->all_gather(row, "an offer of shared memory"); });
+  if (!memory) return nullptr;
+  return std::shared_ptr<SharedArea>(
+      new SharedArea(std::make_unique<Impl>(comm, bytes, std::move(*memory))));
 }
 
 Work SharedArea::all_reduce_sum_async(const torch::Tensor& tensor, std::string_view what) {
