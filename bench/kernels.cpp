@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fused layers beside the same layers of LibTorch's ops, taken in turn in one process, forward
 // and backward through autograd on both sides. Both have freed pages kept (fleet::init).
+#include <cstdlib>
+#include <string_view>
 #include <unordered_set>
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/transformercoder.h>
+#include <torch/nn/modules/transformerlayer.h>
 #include <torch/types.h>
 
 #include "fleet/core/parallel_chunks.h"
@@ -12,7 +16,9 @@
 #include "fleet/core/torch/interception.h"
 #include "fleet/ops/add_norm.h"
 #include "fleet/ops/bias_gelu.h"
+#include "fleet/ops/cross_entropy.h"
 #include "fleet/ops/dropout.h"
+#include "fleet/ops/fast_ops.h"
 #include "fleet/ops/kernels/layer_kernels.h"
 #include "fleet/ops/linear_cross_entropy.h"
 #include "fleet/ops/random_scope.h"
@@ -235,30 +241,14 @@ void bench_cross_entropy(KernelBench& bench, torch::ScalarType type) {
   bench.kept(name, own, {theirs}, {x, weight, bias});
   // Without the products: loss and gradient of logits that are there.
   const auto logits = numbers({kRows, kVocabulary}, type);
-  auto scratch = logits.detach().clone();
-  auto losses = torch::empty({kRows});
-  const auto kernel = ops::layer_kernels().cross_entropy[type == torch::kFloat ? 0 : 1];
-  const auto timings = alternate(
-      kRounds,
-      {[&] {
-         const ops::CrossEntropyArgs args{.logits = scratch.mutable_data_ptr(),
-                                          .bias = nullptr,
-                                          .row_stride = kVocabulary,
-                                          .classes = kVocabulary,
-                                          .labels = labels.const_data_ptr<int64_t>(),
-                                          .ignore_index = -100,
-                                          .smoothing = 0,
-                                          .scale = 1,
-                                          .gradient = true,
-                                          .losses = losses.mutable_data_ptr<float>()};
-         parallel_ranges(kRows, 1, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
-       },
-       [&] {
-         const auto loss = torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum);
-         torch::autograd::grad({loss}, {logits});
-       }});
-  bench.add(format("softmax cross entropy alone, 614 x 30522 {} forward + backward", name_of(type)),
-            timings, "LibTorch's cross_entropy");
+  bench.both(format("softmax cross entropy, 614 x 30522 {}", name_of(type)),
+             [&] {
+               return ops::cross_entropy(logits, labels,
+                                         {.reduction = ops::CrossEntropyOptions::Reduction::kSum});
+             },
+             {{"LibTorch's cross_entropy",
+               [&] { return torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum); }}},
+             {logits});
 }
 
 /// A post-norm encoder layer of BERT-large's size.
@@ -332,6 +322,30 @@ void bench_layer(KernelBench& bench, torch::ScalarType type, int64_t samples, in
   }
 }
 
+/// torch::nn::TransformerEncoder as it is, with and without FastOps.
+void bench_fast_ops(KernelBench& bench) {
+  constexpr int64_t kWidth = 768, kHeads = 12, kLayers = 2, kLength = 512, kSamples = 4;
+  const auto layer = torch::nn::TransformerEncoderLayerOptions(kWidth, kHeads)
+                         .dim_feedforward(4 * kWidth)
+                         .dropout(0.1)
+                         .activation(torch::kGELU);
+  torch::nn::TransformerEncoder net(torch::nn::TransformerEncoderOptions(layer, kLayers));
+  const auto x = numbers({kLength, kSamples, kWidth}, torch::kFloat);
+  auto leaves = net->parameters();
+  leaves.push_back(x);
+  FastOps fast;
+  const Layer own = [&] {
+    const FastOpsScope scope(fast);
+    return net->forward(x);
+  };
+  const KernelBench::Peer theirs{"without fast_ops", [&] { return net->forward(x); }};
+  const auto name =
+      format("TransformerEncoder with fast_ops, {} layers of 768, {} x {} tokens fp32", kLayers,
+             kSamples, kLength);
+  bench.both(name, own, {theirs}, leaves, 3);
+  bench.kept(name, own, {theirs}, leaves);
+}
+
 }  // namespace
 
 std::vector<Row> bench_kernels() {
@@ -339,17 +353,27 @@ std::vector<Row> bench_kernels() {
   KernelBench bench;
   std::vector<torch::ScalarType> types = {torch::kFloat};
   if (precision::low_precision_slowdown(torch::kBFloat16) < 1) types.push_back(torch::kBFloat16);
+  // FLEET_BENCH_KERNELS=attention,layer: these alone.
+  const char* const wish = std::getenv("FLEET_BENCH_KERNELS");
+  const auto is_wanted = [&](std::string_view name) {
+    return wish == nullptr || std::string_view(wish).find(name) != std::string_view::npos;
+  };
   for (const auto type : types) {
-    bench_dropout(bench, type);
-    bench_add_norm(bench, type);
-    bench_gelu(bench, type);
-    bench_attention(bench, type, 4, 512, /*causal=*/false);
-    bench_attention(bench, type, 4, 512, /*causal=*/true);
-    bench_attention(bench, type, 16, 128, /*causal=*/false);
-    bench_cross_entropy(bench, type);
-    bench_layer(bench, type, 4, 512);
-    bench_layer(bench, type, 16, 128);
+    if (is_wanted("dropout")) bench_dropout(bench, type);
+    if (is_wanted("add_norm")) bench_add_norm(bench, type);
+    if (is_wanted("gelu")) bench_gelu(bench, type);
+    if (is_wanted("attention")) {
+      bench_attention(bench, type, 4, 512, /*causal=*/false);
+      bench_attention(bench, type, 4, 512, /*causal=*/true);
+      bench_attention(bench, type, 16, 128, /*causal=*/false);
+    }
+    if (is_wanted("cross_entropy")) bench_cross_entropy(bench, type);
+    if (is_wanted("layer")) {
+      bench_layer(bench, type, 4, 512);
+      bench_layer(bench, type, 16, 128);
+    }
   }
+  if (is_wanted("fast_ops")) bench_fast_ops(bench);
   return bench.rows;
 }
 

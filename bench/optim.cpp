@@ -2,6 +2,8 @@
 // The update alone: Fleet's fused passes beside a triad over memory, LibTorch's own optimizers,
 // and LARS and LAMB written with LibTorch's ops.
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -122,9 +124,7 @@ struct Peer {
 class OptimBench {
  public:
   OptimBench(std::string model_name, ModelHandle model, int rounds)
-      : model_name_(std::move(model_name)), model_(std::move(model)), rounds_(rounds) {
-    triad_ = std::make_unique<Triad>(ParameterArena(model_).numel());
-  }
+      : model_name_(std::move(model_name)), model_(std::move(model)), rounds_(rounds) {}
 
   // `bytes` per parameter: the least that the update must move (docs/strategies/lars.md).
   template <typename O>
@@ -134,6 +134,7 @@ class OptimBench {
     ParameterArena arena(model_, arena_options);
     fill(arena);
     optimizer.bind(arena);
+    if (!triad_) triad_ = std::make_unique<Triad>(arena.numel());
     const Loose loose(arena);
     const auto peers = make_peers(loose);
     std::vector<std::function<void()>> works = {[&] { optimizer.step({}, input); },
@@ -174,27 +175,40 @@ class OptimBench {
                     format("lars {}; momentum {}", timings[0].spread(), timings[1].spread())});
   }
 
+  // The finite check, which takes the norm in the same pass: alone, and what it adds to an update.
   void health() {
     ParameterArena arena(model_);
     fill(arena);
-    optim::ArenaBlocks blocks(arena);
-    blocks.choose(std::vector<bool>(arena.spans().size(), true));
-    Loose loose(arena);
+    optim::AdamW optimizer(model_, {.lr = 1e-4});
+    optimizer.bind(arena);
+    const std::vector<bool> all(arena.spans().size(), true);
+    const auto& blocks = optimizer.choose_blocks(all);
+    Tensors gradients;
+    for (const auto& span : arena.spans()) gradients.push_back(span.gradient.clone());
     const auto found = torch::zeros({1});
     const auto inverse = torch::ones({1});
     double norm = 0;
     const auto timings = alternate(
-        rounds_, {[&] { norm += optim::gradient_health(arena, blocks).norm; },
-                  [&] {
-                    torch::NoGradGuard no_grad;
-                    at::_amp_foreach_non_finite_check_and_unscale_(loose.gradients, found.zero_(),
-                                                                   inverse);
-                    norm += torch::stack(at::_foreach_norm(loose.gradients)).norm().item<double>();
-                  }});
-    rows.push_back({format("{} finite check, unscale and norm", model_name_),
-                    timings[0].best() * 1e3, "ms", "LibTorch's _foreach ops",
-                    timings[1].best() * 1e3, timings[1].best() / timings[0].best(),
-                    timings[0].spread()});
+        rounds_,
+        {[&] { norm += optim::gradient_health(arena, blocks).norm; },
+         [&] {
+           torch::NoGradGuard no_grad;
+           at::_amp_foreach_non_finite_check_and_unscale_(gradients, found.zero_(), inverse);
+           norm += torch::stack(at::_foreach_norm(gradients)).norm().item<double>();
+         },
+         [&] {
+           const auto health = optim::gradient_health(arena, blocks);
+           optimizer.step(all, {.gradient_norm = health.norm, .block_sums = health.block_sums});
+         },
+         [&] { optimizer.step(all); }});
+    const auto ms = [&](size_t way) { return timings[way].best() * 1e3; };
+    rows.push_back({format("{} finite check, unscale and norm", model_name_), ms(0), "ms",
+                    "LibTorch's _foreach ops", ms(1), ms(1) / ms(0), timings[0].spread()});
+    rows.push_back({format("{} adamw after a finite check", model_name_), ms(2), "ms",
+                    "adamw alone", ms(3), ms(3) / ms(2),
+                    format("{}; the check alone is {:.1f} % of adamw; {} | peer {}",
+                           Slowdown(timings[2], timings[3]).text(), 100 * ms(0) / ms(3),
+                           timings[2].spread(), timings[3].spread())});
   }
 
   std::vector<Row> rows;
@@ -235,29 +249,72 @@ std::vector<Peer> adam_peers(const Loose& loose) {
            }}};
 }
 
-std::vector<Row> bench_model(const std::string& name, const ModelHandle& model, int rounds) {
+// LibTorch's fused op alone, and with the same work as Fleet's row: unscaled by the fused op,
+// clipped, and a copy in bf16.
+std::vector<Peer> mixed_adam_peers(const Loose& loose) {
+  auto m = std::make_shared<Tensors>(loose.zeros());
+  auto v = std::make_shared<Tensors>(loose.zeros());
+  auto steps = std::make_shared<Tensors>(loose.counters(3));
+  auto low = std::make_shared<Tensors>();
+  for (const auto& value : loose.detached()) low->push_back(value.to(torch::kBFloat16));
+  const auto step = [=, values = loose.detached(),
+                     gradients = loose.gradients](const std::optional<torch::Tensor>& scale) {
+    at::_fused_adamw_(values, gradients, *m, *v, {}, *steps, 1e-4, 0.9, 0.999, 0.01, 1e-8, false,
+                      false, scale);
+  };
+  return {{"LibTorch, fused", [=] { step({}); }},
+          {"LibTorch, fused, the same work",
+           [=, values = loose.detached(), gradients = loose.gradients] {
+             const torch::NoGradGuard no_grad;
+             at::_foreach_mul_(gradients, 0.999999);  // clips: the norm is known
+             step(torch::ones({1}));
+             at::_foreach_copy_(*low, values);
+           }}};
+}
+
+// Whether a comma-separated list in the environment names it; all, where there is none.
+bool is_chosen(const char* variable, const std::string& name) {
+  const char* only = std::getenv(variable);
+  return !only || c10::str(',', only, ',').find(c10::str(',', name, ',')) != std::string::npos;
+}
+
+std::vector<Row> bench_model(const std::string& name,
+                             const std::function<ModelHandle()>& make_model, int rounds) {
+  if (!is_chosen("FLEET_BENCH_NETS", name)) return {};
+  const auto model = make_model();
   OptimBench bench(name, model, rounds);
-  bench.run("sgd", optim::SGD(model, {.lr = 1e-4}), 12,
-            [](const Loose& loose) { return sgd_peers(loose, 0); });
-  bench.run("momentum", optim::Momentum(model, {.lr = 1e-4}), 20,
-            [](const Loose& loose) { return sgd_peers(loose, 0.9); });
-  bench.run("adamw", optim::AdamW(model, {.lr = 1e-4}), 28, adam_peers);
-  bench.run("lars", optim::Lars(model, {.lr = 1e-4}), 28, [](const Loose& loose) {
-    return std::vector<Peer>{
-        {"LARS of LibTorch's ops", foreach_lars(loose.detached(), loose.gradients)}};
-  });
-  bench.run("lamb", optim::Lamb(model, {.lr = 1e-4}), 40, [](const Loose& loose) {
-    return std::vector<Peer>{
-        {"LAMB of LibTorch's _foreach ops", foreach_lamb(loose.detached(), loose.gradients)}};
-  });
-  bench.lars_beside_momentum();
-  bench.health();
+  const auto chosen = [](const char* row) { return is_chosen("FLEET_BENCH_ROWS", row); };
+  if (chosen("sgd")) {
+    bench.run("sgd", optim::SGD(model, {.lr = 1e-4}), 12,
+              [](const Loose& loose) { return sgd_peers(loose, 0); });
+  }
+  if (chosen("momentum")) {
+    bench.run("momentum", optim::Momentum(model, {.lr = 1e-4}), 20,
+              [](const Loose& loose) { return sgd_peers(loose, 0.9); });
+  }
+  if (chosen("adamw")) bench.run("adamw", optim::AdamW(model, {.lr = 1e-4}), 28, adam_peers);
+  if (chosen("lars")) {
+    bench.run("lars", optim::Lars(model, {.lr = 1e-4}), 28, [](const Loose& loose) {
+      return std::vector<Peer>{
+          {"LARS of LibTorch's ops", foreach_lars(loose.detached(), loose.gradients)}};
+    });
+    bench.lars_beside_momentum();
+  }
+  if (chosen("lamb")) {
+    bench.run("lamb", optim::Lamb(model, {.lr = 1e-4}), 40, [](const Loose& loose) {
+      return std::vector<Peer>{
+          {"LAMB of LibTorch's _foreach ops", foreach_lamb(loose.detached(), loose.gradients)}};
+    });
+  }
+  if (chosen("health")) bench.health();
   // Unscaled, clipped and rounded to bf16 in the same pass; the norm comes with the finite check.
   // Last, for it leaves the model in bf16.
-  bench.run("adamw + unscale + clip + bf16 copy",
-            optim::AdamW(model, {.lr = 1e-4, .max_grad_norm = 1}), 30, adam_peers,
-            {.gradient_scale = 1.0 / 32768, .gradient_norm = 1e6},
-            {.working_dtype = torch::kBFloat16});
+  if (chosen("adamw-bf16")) {
+    bench.run("adamw + unscale + clip + bf16 copy",
+              optim::AdamW(model, {.lr = 1e-4, .max_grad_norm = 1}), 30, mixed_adam_peers,
+              {.gradient_scale = 1.0 / 32768, .gradient_norm = 1e6},
+              {.working_dtype = torch::kBFloat16});
+  }
   return bench.rows;
 }
 
@@ -265,9 +322,10 @@ std::vector<Row> bench_model(const std::string& name, const ModelHandle& model, 
 
 std::vector<Row> bench_optim() {
   torch::manual_seed(1);
-  applications::Resnet resnet{applications::ResnetOptions{}};
-  auto rows = bench_model("resnet50", resnet, 25);
-  const auto bert = bench_model("bert-large", bert_large_shapes(), 7);
+  auto rows = bench_model(
+      "resnet50", [] { return applications::Resnet(applications::ResnetOptions{}); }, 25);
+  const auto bert = bench_model(
+      "bert-large", [] { return bert_large_shapes(); }, 7);
   rows.insert(rows.end(), bert.begin(), bert.end());
   return rows;
 }

@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
@@ -15,7 +13,10 @@
 #include "fleet/core/text/format.h"
 #include "fleet/data/split_mix.h"
 #include "fleet/memory/checkpoint.h"
+#include "fleet/ops/bias_gelu.h"
+#include "fleet/ops/dropout.h"
 #include "fleet/ops/feed_forward.h"
+#include "fleet/ops/linear_cross_entropy.h"
 
 namespace fleet::applications {
 namespace {
@@ -50,6 +51,10 @@ void check(const BertOptions& options) {
         format("{} hidden units do not divide into {} heads", options.hidden, options.heads),
         "make hidden a multiple of heads");
   }
+}
+
+Tensor sum_of_losses(const Tensor& scores, const Tensor& labels) {
+  return torch::cross_entropy_loss(scores, labels, {}, at::Reduction::Sum);
 }
 
 Tensor share(const Tensor& scores, const Tensor& labels) {
@@ -139,7 +144,7 @@ Tensor BertImpl::embed(const BertBatch& batch) {
   x = x +
       (batch.token_type_ids.defined() ? types_(batch.token_type_ids) : types_->weight.select(0, 0));
   x = x + positions_->weight.narrow(0, 0, length);
-  return torch::dropout(embedding_norm_(x), options_.hidden_dropout, is_training());
+  return ops::dropout(embedding_norm_(x), options_.hidden_dropout, is_training());
 }
 
 Tensor BertImpl::encode(const BertBatch& batch) {
@@ -151,34 +156,45 @@ Tensor BertImpl::encode(const BertBatch& batch) {
   return x;
 }
 
-BertScores BertImpl::forward(const BertBatch& batch) {
-  const auto x = encode(batch);
-  const auto masked = x.flatten(0, 1).index_select(0, batch.masked_positions);
-  const auto pooled = pooler_(x.select(1, 0)).tanh();
-  return {
-      .masked_tokens = torch::linear(transform_norm_(torch::gelu(transform_(masked))),
-                                     words_->weight, decoder_bias_),
-      .next_sentence = seq_relationship_(pooled),
-  };
+Tensor BertImpl::masked_features(const Tensor& encoded, const BertBatch& batch) {
+  const auto masked = encoded.flatten(0, 1).index_select(0, batch.masked_positions);
+  const auto wide = torch::linear(masked, transform_->weight);
+  return transform_norm_(ops::bias_gelu(wide, transform_->bias));
 }
 
-LossTerms BertImpl::losses(const BertBatch& batch, const BertScores& scores) {
+Tensor BertImpl::next_sentence_scores(const Tensor& encoded) {
+  return seq_relationship_(pooler_(encoded.select(1, 0)).tanh());
+}
+
+BertScores BertImpl::forward(const BertBatch& batch) {
+  const auto x = encode(batch);
+  return {.masked_tokens = torch::linear(masked_features(x, batch), words_->weight, decoder_bias_),
+          .next_sentence = next_sentence_scores(x)};
+}
+
+LossTerms BertImpl::losses(const BertBatch& batch, const Tensor& masked_lm_sum,
+                           const Tensor& next_sentence) {
   const auto weights = batch.loss_weights();
-  const auto sum = [](const Tensor& of, const Tensor& labels) {
-    return torch::cross_entropy_loss(of, labels, {}, at::Reduction::Sum);
-  };
-  LossTerms result{.terms = {{sum(scores.masked_tokens, batch.masked_labels), weights[0]}}};
+  LossTerms result{.terms = {{masked_lm_sum, weights[0]}}};
   if (batch.next_sentence_labels.defined()) {
-    result.terms.push_back({sum(scores.next_sentence, batch.next_sentence_labels), weights[1]});
+    result.terms.push_back({sum_of_losses(next_sentence, batch.next_sentence_labels), weights[1]});
   }
   return result;
 }
 
-LossTerms BertImpl::loss(const BertBatch& batch) { return losses(batch, forward(batch)); }
+// Without the scores of the whole vocabulary.
+LossTerms BertImpl::loss(const BertBatch& batch) {
+  const auto x = encode(batch);
+  return losses(batch,
+                ops::linear_cross_entropy(masked_features(x, batch), words_->weight, decoder_bias_,
+                                          batch.masked_labels),
+                next_sentence_scores(x));
+}
 
 BertMetrics BertImpl::metrics(const BertBatch& batch) {
   const auto scores = forward(batch);
-  const auto terms = losses(batch, scores);
+  const auto terms =
+      losses(batch, sum_of_losses(scores.masked_tokens, batch.masked_labels), scores.next_sentence);
   BertMetrics result;
   result.loss = terms.mean();
   result.masked_lm_loss = terms.terms[0].mean();

@@ -83,7 +83,10 @@ class BertImpl : public torch::nn::Module {
 
  private:
   torch::Tensor embed(const BertBatch& batch);
-  static LossTerms losses(const BertBatch& batch, const BertScores& scores);
+  torch::Tensor masked_features(const torch::Tensor& encoded, const BertBatch& batch);
+  torch::Tensor next_sentence_scores(const torch::Tensor& encoded);
+  static LossTerms losses(const BertBatch& batch, const torch::Tensor& masked_lm_sum,
+                          const torch::Tensor& next_sentence);
 
   BertOptions options_;
   ops::Embedding words_{nullptr}, positions_{nullptr}, types_{nullptr};

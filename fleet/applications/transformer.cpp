@@ -6,7 +6,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -18,7 +17,9 @@
 #include "fleet/core/text/format.h"
 #include "fleet/data/split_mix.h"
 #include "fleet/memory/checkpoint.h"
+#include "fleet/ops/dropout.h"
 #include "fleet/ops/feed_forward.h"
+#include "fleet/ops/linear_cross_entropy.h"
 #include "fleet/ops/multi_head_attention.h"
 
 namespace fleet::applications {
@@ -191,8 +192,8 @@ Tensor TransformerImpl::embed(ops::Embedding& table, const Tensor& tokens) {
                 "cut the sequences, or build the model with more max_positions");
   }
   const auto x = table(tokens) * std::sqrt(static_cast<double>(options_.width));
-  return torch::dropout(x + positions_.narrow(0, 0, length).to(x.options()), *options_.dropout,
-                        is_training());
+  return ops::dropout(x + positions_.narrow(0, 0, length).to(x.options()), *options_.dropout,
+                      is_training());
 }
 
 Tensor TransformerImpl::encode(const Tensor& source, const AttentionMask& mask) {
@@ -203,22 +204,34 @@ Tensor TransformerImpl::encode(const Tensor& source, const AttentionMask& mask) 
   return encoder_norm_ ? encoder_norm_(x) : x;
 }
 
-Tensor TransformerImpl::decode(const Tensor& target, const Tensor& memory,
-                               const AttentionMask& memory_mask) {
+Tensor TransformerImpl::decode_features(const Tensor& target, const Tensor& memory,
+                                        const AttentionMask& memory_mask) {
   // Padding stands behind what is looked at, so the causal mask hides it too.
   const auto mask = AttentionMask::causal_of(target.size(1), target.device());
   auto x = embed(target_embedding_, target);
   for (size_t i = 0; i < decoder_.size(); ++i) {
     x = checkpoint(decoder_[i]->forward(x, memory, mask, memory_mask), decoder_name(i));
   }
-  if (decoder_norm_) x = decoder_norm_(x);
-  return generator_ ? generator_(x) : torch::linear(x, target_embedding_->weight);
+  return decoder_norm_ ? decoder_norm_(x) : x;
+}
+
+Tensor TransformerImpl::decode(const Tensor& target, const Tensor& memory,
+                               const AttentionMask& memory_mask) {
+  return torch::linear(decode_features(target, memory, memory_mask), score_weight());
+}
+
+const Tensor& TransformerImpl::score_weight() const {
+  return generator_ ? generator_->weight : target_embedding_->weight;
+}
+
+Tensor TransformerImpl::features(const TransformerBatch& batch) {
+  const auto mask = AttentionMask::padding(batch.source_mask);
+  const auto memory = encode(batch.source, mask);
+  return decode_features(batch.target.narrow(1, 0, batch.target.size(1) - 1), memory, mask);
 }
 
 Tensor TransformerImpl::forward(const TransformerBatch& batch) {
-  const auto mask = AttentionMask::padding(batch.source_mask);
-  const auto memory = encode(batch.source, mask);
-  return decode(batch.target.narrow(1, 0, batch.target.size(1) - 1), memory, mask);
+  return torch::linear(features(batch), score_weight());
 }
 
 namespace {
@@ -248,7 +261,9 @@ Tensor token_loss(const Tensor& scores, const TransformerBatch& batch, double la
 }  // namespace
 
 WeightedLoss TransformerImpl::loss(const TransformerBatch& batch) {
-  return {.sum = loss_sum(forward(batch), batch, options_.label_smoothing),
+  // Without the scores of the whole vocabulary.
+  return {.sum = ops::linear_cross_entropy(features(batch), score_weight(), {}, labels_of(batch),
+                                           {.label_smoothing = options_.label_smoothing}),
           .weight = static_cast<double>(batch.target_tokens())};
 }
 

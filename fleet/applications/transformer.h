@@ -84,6 +84,11 @@ class TransformerImpl : public torch::nn::Module {
 
  private:
   torch::Tensor embed(ops::Embedding& table, const torch::Tensor& tokens);
+  /// Before the scores.
+  torch::Tensor features(const TransformerBatch& batch);
+  torch::Tensor decode_features(const torch::Tensor& target, const torch::Tensor& memory,
+                                const ops::AttentionMask& memory_mask);
+  const torch::Tensor& score_weight() const;
 
   TransformerOptions options_;
   torch::Tensor positions_;  // no parameter and no buffer: it follows from the options

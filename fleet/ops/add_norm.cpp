@@ -218,14 +218,17 @@ struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
                                c10::IntArrayRef counter, bool rms, bool save_sum) {
     const auto w = defined_or_none(weight), b = defined_or_none(bias);
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, mean, rstd, sum] =
-        add_norm_op().call(x, residual, weight, bias, p, eps, counter, rms, save_sum);
+    // Nothing is added to x, so that x itself is the sum.
+    const bool is_sum = save_sum && p == 0 && !residual;
+    const auto input = is_sum ? x.contiguous() : x;
+    const auto [y, mean, rstd, sum] = add_norm_op().call(input, residual, weight, bias, p, eps,
+                                                         counter, rms, save_sum && !is_sum);
     ctx->saved_data["p"] = p;
     ctx->saved_data["counter"] = counter;
     ctx->saved_data["x_type"] = x.scalar_type();
     ctx->saved_data["saved_is_output"] = !save_sum;
     if (residual) ctx->saved_data["residual_type"] = residual->scalar_type();
-    ctx->save_for_backward({save_sum ? sum : y, mean, rstd, w, b});
+    ctx->save_for_backward({is_sum ? input : save_sum ? sum : y, mean, rstd, w, b});
     ctx->mark_non_differentiable({mean, rstd, sum});
     return {y, mean, rstd, sum};
   }
@@ -239,9 +242,8 @@ struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
     const bool is_own = p > 0 || x_type != saved[0].scalar_type();  // else both are the same
     auto [dx, dresidual, dweight, dbias] = add_norm_backward_op().call(
         gradients[0], saved[0], ctx->saved_data["saved_is_output"].toBool(), saved[1], saved[2],
-        w.defined() ? OptionalTensor(w) : std::nullopt,
-        b.defined() ? OptionalTensor(b) : std::nullopt, p, ctx->saved_data["counter"].toIntVector(),
-        x_type, has_residual && is_own);
+        if_defined(w), if_defined(b), p, ctx->saved_data["counter"].toIntVector(), x_type,
+        has_residual && is_own);
     variable_list result(9);
     result[0] = dx;
     if (has_residual) {
@@ -295,18 +297,15 @@ TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
 
 Tensor add_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                 const AddNormOptions& options) {
-  const auto optional = [](const Tensor& t) {
-    return t.defined() ? OptionalTensor(t) : std::nullopt;
-  };
   RandomCounter counter = {};
   if (options.counter) {
     counter = *options.counter;
   } else if (options.dropout > 0) {
     counter = next_counter(x.dim() > 1 ? x.size(0) : 1);
   }
-  return std::get<0>(add_norm_op().call(x, optional(residual), optional(weight), optional(bias),
-                                        options.dropout, options.eps, counter, options.rms,
-                                        /*save_sum=*/false));
+  return std::get<0>(add_norm_op().call(x, if_defined(residual), if_defined(weight),
+                                        if_defined(bias), options.dropout, options.eps, counter,
+                                        options.rms, options.save_sum));
 }
 
 }  // namespace fleet::ops

@@ -15,12 +15,13 @@ struct AddNormOptions {
   double eps = 1e-5;
   bool rms = false;                           // RMSNorm instead of LayerNorm
   std::optional<RandomCounter> counter = {};  // unset: the next of the forward
+  bool save_sum = false;  // keep what is normalised for backward instead of the result
 };
 
 /// norm(residual + dropout(x)) over the last dimension, in one pass over memory: LayerNorm (Ba et
 /// al., arXiv 1607.06450) or RMSNorm (Zhang and Sennrich, arXiv 1910.07467). `residual`, `weight`
 /// and `bias` may be undefined. The result has the residual's type, and must not be changed in
-/// place where gradients are wanted: it is what backward starts from.
+/// place where gradients are wanted: it is what backward starts from, unless `save_sum` is on.
 ///
 ///   x = add_norm(dense(context), x, weight, bias, {.dropout = 0.1});
 ///   x = add_norm(x, {}, weight, {}, {.rms = true});   // RMSNorm alone

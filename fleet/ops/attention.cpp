@@ -3,13 +3,13 @@
 
 #include <cmath>
 
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
+#include "fleet/ops/dropout.h"
 #include "fleet/ops/tiled_attention.h"
 
 namespace fleet::ops {
@@ -31,7 +31,7 @@ Tensor plain(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bi
   auto weights = torch::matmul(q * scale, k.transpose(-2, -1));
   if (bias.defined()) weights.add_(bias);
   weights = torch::softmax(weights, -1);
-  if (p > 0) weights = torch::dropout(weights, p, /*train=*/true);
+  weights = dropout(weights, p);
   return torch::matmul(weights, v);
 }
 
@@ -79,11 +79,10 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
   const auto split = [&](const Tensor& x) { return heads_of(x).transpose(1, 2); };
   const double p = training ? options.dropout : 0;
   const bool on_cpu = q.is_cpu() || q.is_meta();
-  if (options.path == AttentionPath::kTiled) {
+  if (options.path == AttentionPath::kTiled || (options.path == AttentionPath::kAuto && on_cpu)) {
     return tiled(heads_of(q), heads_of(k), heads_of(v), mask, p).flatten(2);
   }
-  const bool is_plain =
-      options.path == AttentionPath::kPlain || (options.path == AttentionPath::kAuto && on_cpu);
+  const bool is_plain = options.path == AttentionPath::kPlain;
   const auto context = is_plain ? plain(split(q), split(k), split(v), mask.bias, p)
                                 : fused(split(q), split(k), split(v), mask, p);
   return context.transpose(1, 2).flatten(2);

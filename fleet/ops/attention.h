@@ -7,11 +7,10 @@ namespace fleet::ops {
 
 /// How attention is computed; the result is the same.
 enum class AttentionPath {
-  kAuto,   // kPlain on the CPU, else kFused
-  kTiled,  // Fleet's own, which never holds all scores (tiled_attention.h); its dropout has its
-           // own random numbers (random_scope.h)
+  kAuto,   // kTiled on the CPU, else kFused
+  kTiled,  // Fleet's own, which never holds all scores (tiled_attention.h)
   kPlain,  // two products with a softmax between
-  kFused,  // LibTorch's scaled_dot_product_attention
+  kFused,  // LibTorch's scaled_dot_product_attention, whose dropout draws from LibTorch's generator
 };
 
 /// Shape and dropout of an attention, and how it is computed.

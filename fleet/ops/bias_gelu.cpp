@@ -144,9 +144,8 @@ struct BiasGeluFunction : torch::autograd::Function<BiasGeluFunction> {
     const auto saved = ctx->get_saved_variables();
     const auto& bias = saved[1];
     auto [dx, dbias] = bias_gelu_backward_op().call(
-        gradients[0], saved[0], bias.defined() ? OptionalTensor(bias) : std::nullopt,
-        ctx->saved_data["p"].toDouble(), ctx->saved_data["counter"].toIntVector(),
-        ctx->saved_data["tanh"].toBool());
+        gradients[0], saved[0], if_defined(bias), ctx->saved_data["p"].toDouble(),
+        ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool());
     return {dx, bias.defined() ? dbias.to(bias.scalar_type()) : Tensor(), Tensor(), Tensor(),
             Tensor()};
   }
@@ -190,8 +189,7 @@ Tensor bias_gelu(const Tensor& x, const Tensor& bias, const BiasGeluOptions& opt
   } else if (options.dropout > 0) {
     counter = next_counter(x.dim() > 1 ? x.size(0) : 1);
   }
-  return bias_gelu_op().call(x, bias.defined() ? OptionalTensor(bias) : std::nullopt,
-                             options.dropout, counter, options.tanh);
+  return bias_gelu_op().call(x, if_defined(bias), options.dropout, counter, options.tanh);
 }
 
 }  // namespace fleet::ops

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/feed_forward.h"
 
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
+
+#include "fleet/ops/bias_gelu.h"
+#include "fleet/ops/dropout.h"
 
 namespace fleet::ops {
 
 torch::Tensor feed_forward(const torch::Tensor& x, Linear& up, Linear& down,
                            const FeedForwardOptions& options) {
-  auto wide = up(x);
-  wide = options.activation == Activation::kGelu ? torch::gelu(wide) : wide.relu_();
-  if (options.dropout > 0 && down->is_training()) {
-    wide = torch::dropout(wide, options.dropout, /*train=*/true);
+  const double p = down->is_training() ? options.dropout : 0;
+  if (options.activation == Activation::kGelu) {
+    return down(bias_gelu(torch::linear(x, up->weight), up->bias, {.dropout = p}));
   }
-  return down(wide);
+  return down(dropout(up(x).relu_(), p));
 }
 
 }  // namespace fleet::ops

@@ -5,9 +5,11 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "fleet/core/error.h"
 #include "fleet/core/op_properties.h"
 #include "fleet/core/parallel_chunks.h"
 #include "fleet/ops/kernels/layer_kernels.h"
@@ -33,6 +35,18 @@ inline torch::Tensor as_floats(const std::optional<torch::Tensor>& x) {
 }
 inline const float* floats_of(const torch::Tensor& x) {
   return x.defined() ? x.const_data_ptr<float>() : nullptr;
+}
+
+/// An argument that may be missing.
+inline std::optional<torch::Tensor> if_defined(const torch::Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
+}
+
+/// In the backward of an op that knows no gradient of its gradient.
+inline void refuse_second_order(const char* op) {
+  if (!at::GradMode::is_enabled()) return;
+  throw Error(op, "it has no gradient of a gradient (create_graph)",
+              "compute it in double, or with LibTorch's op");
 }
 
 /// `work(chunk, begin, end)` over ranges of n, one per thread, and how many there will be: for sums

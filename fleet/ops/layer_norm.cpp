@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/layer_norm.h"
 
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+
+#include "fleet/ops/add_norm.h"
 
 namespace fleet::ops {
 
@@ -19,8 +20,8 @@ torch::Tensor LayerNormImpl::forward(const torch::Tensor& x) {
 
 torch::Tensor add_norm(const torch::Tensor& x, const torch::Tensor& residual, LayerNorm& norm,
                        double dropout) {
-  const bool drops = dropout > 0 && norm->is_training();
-  return norm((drops ? torch::dropout(x, dropout, /*train=*/true) : x) + residual);
+  return add_norm(x, residual, norm->weight, norm->bias,
+                  {.dropout = norm->is_training() ? dropout : 0, .eps = norm->eps()});
 }
 
 }  // namespace fleet::ops

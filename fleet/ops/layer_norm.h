@@ -19,6 +19,8 @@ class LayerNormImpl : public torch::nn::Module {
   explicit LayerNormImpl(int64_t width, const LayerNormOptions& options = {});
   torch::Tensor forward(const torch::Tensor& x);
 
+  double eps() const { return eps_; }
+
   torch::Tensor weight;
   torch::Tensor bias;
 
@@ -27,8 +29,8 @@ class LayerNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LayerNorm);
 
-/// norm(residual + dropout(x)), the end of every block of a post-norm transformer. The dropout acts
-/// while `norm` is in training mode.
+/// norm(residual + dropout(x)), the end of every block of a post-norm transformer, in one pass
+/// (add_norm.h). The dropout acts while `norm` is in training mode.
 ///
 ///   x = add_norm(dense(context), x, norm, 0.1);
 torch::Tensor add_norm(const torch::Tensor& x, const torch::Tensor& residual, LayerNorm& norm,

@@ -14,6 +14,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
+#include "fleet/ops/cross_entropy.h"
 #include "fleet/ops/fused_op.inl"
 
 namespace fleet::ops {
@@ -59,16 +60,6 @@ Tensor plain_linear_cross_entropy(const Tensor& x, const Tensor& weight, const O
                                 ignore_index, smoothing);
 }
 
-void check_labels(const Tensor& labels, int64_t classes, int64_t ignore_index) {
-  const auto* const values = labels.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < labels.numel(); ++i) {
-    if (values[i] == ignore_index || (values[i] >= 0 && values[i] < classes)) continue;
-    throw Error("cross_entropy",
-                format("label {} in row {} is outside of the {} classes", values[i], i, classes),
-                "check the data's vocabulary against the model's");
-  }
-}
-
 Four linear_cross_entropy_kernel(const Tensor& x_, const Tensor& weight, const OptionalTensor& bias,
                                  const Tensor& labels_, int64_t ignore_index, double smoothing,
                                  int64_t chunk_rows, bool gradients) {
@@ -104,7 +95,8 @@ Four linear_cross_entropy_kernel(const Tensor& x_, const Tensor& weight, const O
     auto part = logits.narrow(0, 0, count);
     const auto input = x.narrow(0, first, count);
     at::mm_out(part, input, transposed);
-    const CrossEntropyArgs args{.logits = part.mutable_data_ptr(),
+    const CrossEntropyArgs args{.logits = part.const_data_ptr(),
+                                .out = part.mutable_data_ptr(),
                                 .bias = floats_of(b),
                                 .row_stride = classes,
                                 .classes = classes,
@@ -162,6 +154,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     return {loss, dx, dweight, dbias};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    refuse_second_order("cross_entropy");
     const auto saved = ctx->get_saved_variables();
     const auto& g = gradients[0];
     const bool is_one = g.is_cpu() && g.item<double>() == 1;
@@ -246,9 +239,8 @@ TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) {
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& labels, const LinearCrossEntropyOptions& options) {
   return std::get<0>(linear_cross_entropy_op().call(
-      x.dim() > 2 ? x.flatten(0, -2) : x, weight,
-      bias.defined() ? OptionalTensor(bias) : std::nullopt, labels.flatten(), options.ignore_index,
-      options.label_smoothing, options.chunk_rows, /*gradients=*/false));
+      x.dim() > 2 ? x.flatten(0, -2) : x, weight, if_defined(bias), labels.flatten(),
+      options.ignore_index, options.label_smoothing, options.chunk_rows, /*gradients=*/false));
 }
 
 }  // namespace fleet::ops

@@ -28,6 +28,14 @@ uint32_t as_word(int64_t value, const char* name) {
               format("the {} of a random op is {}, outside of 0 ... 2^32 - 1", name, value));
 }
 
+// The seed of another stream: SplitMix64's finalizer (Steele et al., OOPSLA 2014).
+int64_t mixed(int64_t seed, int64_t with) {
+  auto z = static_cast<uint64_t>(seed) + 0x9E3779B97F4A7C15u * (static_cast<uint64_t>(with) + 1);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return static_cast<int64_t>(z ^ (z >> 31));
+}
+
 }  // namespace
 
 RandomScope::RandomScope(const Position& position)
@@ -37,8 +45,13 @@ RandomScope::~RandomScope() { t_random_scope = outer_; }
 
 RandomCounter next_counter(int64_t samples) {
   if (auto* const scope = t_random_scope) {
-    scope->samples_ = std::max(scope->samples_, samples);
     const auto& at = scope->position_;
+    scope->samples_ = at.samples > 0 ? at.samples : std::max(scope->samples_, samples);
+    // Numbered from the first sample on, rows that are none would meet those of the next
+    // micro-batch.
+    if (at.samples > 0 && samples != at.samples) {
+      return {mixed(at.seed, at.first_sample), at.update, scope->next_site_++, 0};
+    }
     return {at.seed, at.update, scope->next_site_++, at.first_sample};
   }
   auto generator = at::detail::getDefaultCPUGenerator();
@@ -46,6 +59,8 @@ RandomCounter next_counter(int64_t samples) {
   const auto seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
   return {static_cast<int64_t>(seed), 0, 0, 0};
 }
+
+int64_t samples_of_forward() { return t_random_scope ? t_random_scope->position_.samples : 0; }
 
 RandomStream random_stream(double p, c10::IntArrayRef counter) {
   if (!(p >= 0 && p <= 1)) {

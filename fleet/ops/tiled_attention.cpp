@@ -6,6 +6,7 @@
 #include <new>
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_safe_softmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -137,7 +138,8 @@ Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v,
     const auto hidden = keys->to(torch::kBool).logical_not().unsqueeze(1).unsqueeze(1);
     scores = scores.masked_fill(hidden, kLow);
   }
-  auto weights = at::softmax(scores, -1);
+  // A bias of minus infinity may leave a query without keys: weights of 0.
+  auto weights = bias ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
   if (p > 0 && !q.is_meta()) {
     const auto stream = random_stream(p, counter);
     const auto mask = attention_mask(shape, stream).to(weights.options());
@@ -388,12 +390,9 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
-    const auto optional = [](const Tensor& x) {
-      return x.defined() ? OptionalTensor(x) : std::nullopt;
-    };
     const auto [dq, dk, dv] = attention_backward_op().call(
-        gradients[0], saved[0], saved[1], saved[2], saved[3], saved[4], optional(saved[5]),
-        optional(saved[6]), ctx->saved_data["causal"].toBool(), ctx->saved_data["p"].toDouble(),
+        gradients[0], saved[0], saved[1], saved[2], saved[3], saved[4], if_defined(saved[5]),
+        if_defined(saved[6]), ctx->saved_data["causal"].toBool(), ctx->saved_data["p"].toDouble(),
         ctx->saved_data["scale"].toDouble(), ctx->saved_data["counter"].toIntVector());
     variable_list result(9);
     result[0] = dq;
@@ -465,9 +464,6 @@ TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) { library.impl("attention", atte
 
 Tensor tiled_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                        const TiledAttentionOptions& options) {
-  const auto optional = [](const Tensor& x) {
-    return x.defined() ? OptionalTensor(x) : std::nullopt;
-  };
   RandomCounter counter = {};
   if (options.counter) {
     counter = *options.counter;
@@ -476,8 +472,9 @@ Tensor tiled_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   }
   const double scale =
       options.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<int64_t>(q.size(-1), 1))));
-  return std::get<0>(attention_op().call(q, k, v, optional(options.keys), optional(options.bias),
-                                         options.causal, options.dropout, scale, counter));
+  return std::get<0>(attention_op().call(q, k, v, if_defined(options.keys),
+                                         if_defined(options.bias), options.causal, options.dropout,
+                                         scale, counter));
 }
 
 }  // namespace fleet::ops

@@ -25,8 +25,9 @@ struct TiledAttentionOptions {
 ///
 /// q is N x S_q x heads x d, k and v are N x S_k x kv_heads x d, where heads is a multiple of
 /// kv_heads; so is the result. They may be views of one projection. Sums are float, whatever the
-/// type; of double tensors, or on other devices, it is LibTorch's ops that compute it. A query that
-/// may look at no key gets an arbitrary mean of values, or zeros.
+/// type; of double tensors, or on other devices, it is LibTorch's ops that compute it. A query
+/// whose bias is minus infinity for all keys gets zeros, as with LibTorch's attention; one of a
+/// sample without `keys` an arbitrary mean of values.
 ///
 ///   auto context = tiled_attention(q, k, v, {.causal = true, .dropout = 0.1});
 torch::Tensor tiled_attention(const torch::Tensor& q, const torch::Tensor& k,

@@ -93,42 +93,62 @@ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded);
 }
 
+// So many floats at once, rounded as by to_bf16 and packed.
+#if defined(__AVX512F__)
+inline __m256i rounded(const float* x) {
+  const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(x));
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i nearest = _mm512_srli_epi32(
+      _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(
+      _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)), _mm512_set1_epi32(0x7f800000));
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7fc0)));
+}
+constexpr int64_t kRounded = 16;
+#elif defined(__AVX2__)
+inline __m256i rounded(const float* x) {
+  const auto half = [](const float* y) {
+    const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(y));
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i nearest = _mm256_srli_epi32(
+        _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)),
+                                              _mm256_set1_epi32(0x7f800000));
+    return _mm256_blendv_epi8(nearest, _mm256_set1_epi32(0x7fc0), is_nan);
+  };
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(half(x), half(x + 8)), 0xd8);
+}
+constexpr int64_t kRounded = 16;
+#endif
+
 // The copy is written past the caches where its place is aligned: nothing reads it before the next
 // forward, and fetching lines only to overwrite them would cost as much again.
 inline void round_to_bf16(const float* w, uint16_t* low, int64_t n) {
   int64_t i = 0;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   if (reinterpret_cast<uintptr_t>(low) % 32 == 0) {
-    for (; i + 16 <= n; i += 16) {
-      const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(w + i));
-      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-      const __m512i rounded = _mm512_srli_epi32(
-          _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-      const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(
-          _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)), _mm512_set1_epi32(0x7f800000));
-      const __m512i result = _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(low + i), _mm512_cvtepi32_epi16(result));
-    }
-  }
-#elif defined(__AVX2__)
-  const auto round = [](const float* x) {
-    const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x));
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_srli_epi32(
-        _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-    const __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)),
-                                              _mm256_set1_epi32(0x7f800000));
-    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
-  };
-  if (reinterpret_cast<uintptr_t>(low) % 32 == 0) {
-    for (; i + 16 <= n; i += 16) {
-      const __m256i packed = _mm256_packus_epi32(round(w + i), round(w + i + 8));
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(low + i),
-                          _mm256_permute4x64_epi64(packed, 0xd8));
+    for (; i + kRounded <= n; i += kRounded) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(low + i), rounded(w + i));
     }
   }
 #endif
   for (; i < n; ++i) low[i] = to_bf16(w[i]);
+}
+
+inline bool is_rounded_copy(const float* w, const uint16_t* low, int64_t n) {
+  int64_t i = 0;
+  bool same = true;
+#if defined(__AVX2__)
+  __m256i different = _mm256_setzero_si256();
+  for (; i + kRounded <= n; i += kRounded) {
+    const __m256i there = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low + i));
+    different = _mm256_or_si256(different, _mm256_xor_si256(rounded(w + i), there));
+  }
+  same = _mm256_testz_si256(different, different) != 0;
+#endif
+  uint32_t differ = 0;
+  for (; i < n; ++i) differ |= static_cast<uint32_t>(to_bf16(w[i]) ^ low[i]);
+  return same && differ == 0;
 }
 
 // Makes what was written past the caches visible before the threads meet.
@@ -141,9 +161,7 @@ inline void finish_low(const uint16_t* low) {
 double square_sum(const float* x, int64_t n) { return square_sum_of(x, n); }
 
 bool take_written(float* w, const uint16_t* low, int64_t n) {
-  uint32_t differ = 0;
-  for (int64_t i = 0; i < n; ++i) differ |= static_cast<uint32_t>(to_bf16(w[i]) ^ low[i]);
-  if (differ == 0) return false;
+  if (is_rounded_copy(w, low, n)) return false;
   for (int64_t i = 0; i < n; ++i) {
     if (to_bf16(w[i]) == low[i]) continue;
     const uint32_t bits = static_cast<uint32_t>(low[i]) << 16;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "fleet/core/allocation_tag.h"
@@ -9,6 +10,11 @@
 #include "fleet/optim/gradient_clipping.h"
 
 namespace fleet::optim {
+namespace {
+
+constexpr int64_t kTileElements = 4096;
+
+}  // namespace
 
 Optimizer::Optimizer(ModelHandle model, Common common)
     : model_(std::move(model)),
@@ -130,7 +136,22 @@ void Optimizer::step_fused(size_t group, double gradient_scale) {
   const auto slice = [&](size_t block) { return slice_of(block, gradient_scale); };
   const auto fresh = [&](size_t block) { return fresh_slice_of(block, gradient_scale); };
   if (!has_trust_ratio()) {
-    blocks_->for_each(range, [&](size_t block) { apply(fresh(block)); });
+    blocks_->for_each(range, [&](size_t block) {
+      const auto whole = slice(block);
+      if (!whole.low) return apply(whole);
+      // In tiles: what is compared with the working copy is still in the first-level cache when the
+      // kernel reads it.
+      for (int64_t begin = 0; begin < whole.length; begin += kTileElements) {
+        auto tile = whole;
+        tile.length = std::min(kTileElements, whole.length - begin);
+        tile.value += begin;
+        tile.gradient += begin;
+        for (size_t s = 0; s < state_.size(); ++s) tile.state[s] += begin;
+        tile.low += begin;
+        tile.is_rewritten = ops::update_kernels().take_written(tile.value, tile.low, tile.length);
+        apply(tile);
+      }
+    });
     return;
   }
   sums_.resize(blocks_->count());

@@ -80,6 +80,7 @@ const std::vector<StrategyEntry>& strategies() {
   static const std::vector<StrategyEntry> entries = {
       {.name = "amp", .check = check_amp},
       {.name = "recompute", .check = check_recompute},
+      {.name = "fast_ops", .check = check_fast_ops},
       {.name = "gradient_merge", .check = check_gradient_merge},
       {.name = "lars", .check = check_lars, .make_hook = make_lars_log},
       {.name = "lamb", .check = check_lamb, .make_hook = make_lamb_log},
@@ -124,6 +125,9 @@ const FieldList& fields_of(const DistributedStrategy*) {
                   .in_unit("MB"),
               field<&S::find_unused_parameters>("find_unused_parameters",
                                                 "some parameters get no gradient in some updates"),
+              field<&S::fast_ops>("fast_ops", "LibTorch's ops become Fleet's as they are called")
+                  .beyond_guide(),
+              field<&S::fast_ops_configs>("fast_ops_configs", ""),
               field<&S::straggler_factor>(
                   "straggler_factor", "name a rank that takes so many times the median; 0: none")
                   .at_least(0)

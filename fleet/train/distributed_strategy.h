@@ -8,6 +8,7 @@
 
 #include "fleet/core/options/options.h"
 #include "fleet/train/strategies/amp.h"
+#include "fleet/train/strategies/fast_ops.h"
 #include "fleet/train/strategies/gradient_merge.h"
 #include "fleet/train/strategies/lamb.h"
 #include "fleet/train/strategies/lars.h"
@@ -56,6 +57,8 @@ struct DistributedStrategy {
   float last_comm_group_size_MB = 1;
   bool find_unused_parameters = false;
 
+  bool fast_ops = false;
+  FastOpsConfigs fast_ops_configs = {};
   double straggler_factor = 2;  ///< names a rank that takes so many times the others'; 0: none
 
   bool operator==(const DistributedStrategy&) const = default;

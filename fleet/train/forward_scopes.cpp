@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "fleet/core/log.h"
+#include "fleet/core/text/format.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/training_stack.h"
 
@@ -12,6 +14,7 @@ ForwardScopes::ForwardScopes(TrainingStack& stack, const MicroBatch& micro_batch
     : stack_(stack),
       samples_(micro_batch.samples()),
       random_(std::in_place, stack.random_position(micro_batch)),
+      fast_ops_(std::in_place, stack.fast_ops.get()),
       sync_batch_norm_(std::in_place, stack.norm_comm),
       autocast_(std::in_place, stack.amp ? &stack.amp->autocast() : nullptr),
       budget_(std::in_place, stack.memory.get()),
@@ -22,6 +25,7 @@ void ForwardScopes::leave() {
   budget_.reset();
   autocast_.reset();
   sync_batch_norm_.reset();
+  fast_ops_.reset();
   if (random_) stack_.window_samples += random_->samples();
   random_.reset();
 }
@@ -30,6 +34,8 @@ void ForwardScopes::end() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   if (recorded_) recorded_->finish();
   leave();
+  if (!stack_.fast_ops || std::exchange(stack_.said_fast_ops, true)) return;
+  log::info("fast_ops", format("the first forward: {}", stack_.fast_ops->summary()));
 }
 
 void ForwardScopes::end_noexcept() noexcept {

@@ -5,6 +5,7 @@
 #include <exception>
 #include <optional>
 
+#include "fleet/ops/fast_ops.h"
 #include "fleet/ops/random_scope.h"
 #include "fleet/parallel/sync_batch_norm.h"
 #include "fleet/precision/autocast.h"
@@ -15,8 +16,8 @@ namespace fleet {
 
 struct TrainingStack;
 
-/// The scopes around one forward: the position of random ops, batch norm over all ranks, autocast,
-/// the memory budget, the tape. They end in the reverse order.
+/// The scopes around one forward: the position of random ops, Fleet's ops in place of LibTorch's,
+/// batch norm over all ranks, autocast, the memory budget, the tape. They end in the reverse order.
 class ForwardScopes {
  public:
   ForwardScopes(TrainingStack& stack, const MicroBatch& micro_batch);
@@ -34,6 +35,7 @@ class ForwardScopes {
   TrainingStack& stack_;
   int64_t samples_;
   std::optional<ops::RandomScope> random_;
+  std::optional<FastOpsScope> fast_ops_;
   std::optional<SyncBatchNormScope> sync_batch_norm_;
   std::optional<precision::AutocastScope> autocast_;
   std::optional<MemoryStrategy::Enforced> budget_;

@@ -54,6 +54,9 @@ TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
     amp = std::make_unique<MixedPrecision>(model, strategy.amp_configs);
     MixedPrecision::warn_if_slow(strategy.amp_configs);
   }
+  if (strategy.fast_ops) {
+    fast_ops = std::make_unique<FastOps>(fast_ops_options(strategy.fast_ops_configs));
+  }
   auto arena_options = MixedPrecision::arena_options(strategy);
   arena_options.metadata_slots = comm->size();
   arena = std::make_unique<ParameterArena>(model, arena_options);
@@ -102,7 +105,8 @@ ops::RandomScope::Position TrainingStack::random_position(const MicroBatch& next
   return {.seed = random_seed,
           .update = attempts(),
           .first_sample = next.batch_samples > 0 ? rank * next.batch_samples + next.begin
-                                                 : (rank << kCallsOfARank) + window_samples};
+                                                 : (rank << kCallsOfARank) + window_samples,
+          .samples = next.samples()};
 }
 
 void TrainingStack::build_local_sgd() {
@@ -132,6 +136,7 @@ std::string TrainingStack::forward_strategies() const {
   };
   add(amp != nullptr, "amp");
   add(memory != nullptr, "recompute");
+  add(fast_ops != nullptr, "fast_ops");
   add(norm_comm != nullptr, "sync_batch_norm");
   return names;
 }

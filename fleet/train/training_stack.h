@@ -8,6 +8,7 @@
 
 #include "fleet/comm/communicator.h"
 #include "fleet/core/parameter_arena.h"
+#include "fleet/ops/fast_ops.h"
 #include "fleet/ops/random_scope.h"
 #include "fleet/optim/gradient_merge.h"
 #include "fleet/optim/optimizer.h"
@@ -70,6 +71,7 @@ struct TrainingStack {
   std::unique_ptr<ParameterArena> arena;
   std::unique_ptr<DataParallel> parallel;
   std::unique_ptr<MixedPrecision> amp;        // null: off
+  std::unique_ptr<FastOps> fast_ops;          // null: off
   std::unique_ptr<MemoryStrategy> memory;     // null: off; then
   std::unique_ptr<PlainMemory> plain_memory;  // is there
   std::unique_ptr<AutoMicroBatch> micro_batch;
@@ -83,7 +85,8 @@ struct TrainingStack {
   int64_t calls = 0;
   int64_t own_attempts = 0;
   double total_seconds = 0;
-  bool is_stopping = false;  // some rank was asked to stop
+  bool said_fast_ops = false;  // what they replaced
+  bool is_stopping = false;    // some rank was asked to stop
 
  private:
   void agree_on_seed();

@@ -52,6 +52,13 @@ TEST(BiasGeluTest, AgreesWithLibTorchOverTheWholeRange) {
   EXPECT_EQ(got[4].item<float>(), 1e30f);
 }
 
+TEST(BiasGeluTest, SmallResultsAreAsPreciseAsLargeOnes) {
+  const auto x = torch::linspace(-6, 6, 60000);
+  const auto expected = torch::gelu(x.to(torch::kDouble));
+  const auto error = (bias_gelu(x, {}).to(torch::kDouble) / expected - 1).abs().max();
+  EXPECT_LE(error.item<double>(), 4e-6);
+}
+
 TEST(BiasGeluTest, MaskIsThatOfDropout) {
   torch::manual_seed(32);
   const auto x = torch::randn({6, 3, 50}), bias = torch::randn({50});

@@ -10,6 +10,7 @@
 #include "fleet/ops/add_norm.h"
 #include "fleet/ops/batch_norm_relu.h"
 #include "fleet/ops/bias_gelu.h"
+#include "fleet/ops/cross_entropy.h"
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/linear_cross_entropy.h"
 #include "fleet/ops/rotary.h"
@@ -83,7 +84,8 @@ TEST(FuzzedShapesTest, AddNorm) {
         const AddNormOptions options{.dropout = std::min(draw.probability(), 0.5),
                                      .eps = 1e-3,
                                      .rms = draw.coin(),
-                                     .counter = kCounter};
+                                     .counter = kCounter,
+                                     .save_sum = draw.coin()};
         const auto op = [&](const Tensors& x) { return add_norm(x[0], x[1], x[2], x[3], options); };
         testing::expect_agreement(op,
                                   {draw.numbers(sizes), draw.numbers(sizes), draw.numbers({width}),
@@ -101,7 +103,7 @@ TEST(FuzzedShapesTest, BiasGelu) {
             .dropout = draw.probability(), .tanh = draw.coin(), .counter = kCounter};
         testing::expect_agreement([&](const Tensors& x) { return bias_gelu(x[0], x[1], options); },
                                   {draw.numbers(draw.sizes(width)) * 3, draw.numbers({width})},
-                                  1e-5);
+                                  1e-5, torch::kFloat, /*cancels=*/true);
       },
       3000000);
 }
@@ -133,7 +135,7 @@ TEST(FuzzedShapesTest, Attention) {
                                   {draw.numbers({samples, queries, heads, width}),
                                    draw.numbers({samples, keys, kv_heads, width}),
                                    draw.numbers({samples, keys, kv_heads, width})},
-                                  2e-5);
+                                  2e-5, torch::kFloat, /*cancels=*/true);
       },
       4000000);
 }
@@ -155,6 +157,36 @@ TEST(FuzzedShapesTest, LinearCrossEntropy) {
             2e-5);
       },
       5000000);
+}
+
+TEST(FuzzedShapesTest, CrossEntropy) {
+  using Reduction = CrossEntropyOptions::Reduction;
+  fuzz(
+      [](Draw& draw) {
+        const int64_t rows = draw.between(1, 12), classes = draw.between(2, 500);
+        const auto labels = torch::randint(0, classes, {rows}, draw.generator(), torch::kLong);
+        if (rows > 1 && draw.coin()) labels[0] = -100;
+        const Reduction reductions[] = {Reduction::kNone, Reduction::kMean, Reduction::kSum};
+        const CrossEntropyOptions options{.reduction = reductions[draw.between(0, 2)],
+                                          .label_smoothing = draw.coin() ? 0.1 : 0.0};
+        testing::expect_agreement(
+            [&](const Tensors& x) { return cross_entropy(x[0], labels, options); },
+            {draw.numbers({rows, classes}) * 4}, 2e-5);
+      },
+      8000000);
+}
+
+// A norm of x alone, which backward starts from.
+TEST(FuzzedShapesTest, NormOfAnInput) {
+  fuzz(
+      [](Draw& draw) {
+        const int64_t width = draw.between(3, 300);
+        const AddNormOptions options{.eps = 1e-3, .rms = draw.coin(), .save_sum = true};
+        testing::expect_agreement(
+            [&](const Tensors& x) { return add_norm(x[0], {}, x[1], x[2], options); },
+            {draw.numbers(draw.sizes(width)), draw.numbers({width}), draw.numbers({width})}, 1e-5);
+      },
+      9000000);
 }
 
 TEST(FuzzedShapesTest, SwigluAndRotary) {

@@ -237,6 +237,26 @@ TEST(UpdateKernelsTest, RoundsToBf16AsTheEngineDoes) {
   }
 }
 
+TEST(UpdateKernelsTest, TakesExactlyWhatWasWrittenToTheRoundedCopy) {
+  for (const auto* kernels : kernels_here()) {
+    for (const int64_t n : {1, 15, 16, 17, 100}) {
+      for (int64_t written = -1; written < n; ++written) {  // -1: nothing
+        auto w = random(n, 5);
+        w[0] = 1.00390625f;  // half way between two
+        const auto before = w.clone();
+        auto copy = w.to(torch::kBFloat16);
+        if (written >= 0) copy[written] = -3.f;
+        const bool found = kernels->take_written(
+            w.data_ptr<float>(), static_cast<const uint16_t*>(copy.const_data_ptr()), n);
+        EXPECT_EQ(found, written >= 0) << kernels->name << " " << n << " " << written;
+        for (int64_t i = 0; i < n; ++i) {
+          ASSERT_EQ(w[i].item<float>(), i == written ? -3.f : before[i].item<float>());
+        }
+      }
+    }
+  }
+}
+
 TEST(UpdateKernelsTest, SumsOfSquaresLoseNothingOverAHundredMillionElements) {
   const int64_t n = 100'000'000;
   const auto x = torch::full({n}, 1e-3f);

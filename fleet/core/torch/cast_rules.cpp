@@ -141,12 +141,21 @@ class SilentWarnings final : public c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
 
-// The number of an op whose kernels are in place from then on. They are never taken back: other
-// threads may be inside one.
+/// Ops whose kernels are in place, numbered. They are never taken back: other threads may be inside
+/// one.
+struct Registered {
+  std::mutex mutex;
+  std::map<std::string, size_t> numbers;
+  std::vector<c10::RegistrationHandleRAII> handles;
+
+  static Registered& get() {
+    static auto& all = *new Registered();
+    return all;
+  }
+};
+
 size_t registered(const std::string& op) {
-  static std::mutex mutex;
-  static auto& numbers = *new std::map<std::string, size_t>();
-  static auto& registrations = *new std::vector<c10::RegistrationHandleRAII>();
+  auto& [mutex, numbers, registrations] = Registered::get();
   const std::scoped_lock lock(mutex);
   const auto [place, is_new] = numbers.emplace(op, numbers.size());
   if (!is_new) return place->second;
@@ -207,6 +216,15 @@ CastRulesScope::CastRulesScope(const CastRules& rules)
     : previous_(std::exchange(t_rules, rules.table_)) {}
 
 CastRulesScope::~CastRulesScope() { t_rules = std::move(previous_); }
+
+bool is_named_by_cast_rules(const std::string& op) {
+  if (!t_rules) return false;
+  auto& all = Registered::get();
+  const std::scoped_lock lock(all.mutex);
+  const auto place = all.numbers.find(op);
+  return place != all.numbers.end() &&
+         precision_of(place->second) != CastRules::Precision::kDefault;
+}
 
 const std::shared_ptr<const CastRules::Table>& current_cast_rules() { return t_rules; }
 void set_cast_rules(std::shared_ptr<const CastRules::Table> rules) { t_rules = std::move(rules); }

@@ -57,6 +57,9 @@ class CastRulesScope {
   std::shared_ptr<const CastRules::Table> previous_;
 };
 
+/// Whether this thread's rules name an op of LibTorch ("gelu").
+bool is_named_by_cast_rules(const std::string& op);
+
 /// This thread's rules, for CallState; null for none.
 const std::shared_ptr<const CastRules::Table>& current_cast_rules();
 void set_cast_rules(std::shared_ptr<const CastRules::Table> rules);

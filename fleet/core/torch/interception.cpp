@@ -28,30 +28,12 @@ thread_local ThreadObservers t_observers;
 
 std::atomic<bool (*)()> g_is_opaque{nullptr};
 
-// A backward, a torch.func transform or a TorchDispatchMode that began after the observers were set
-// runs other ops than the program's own.
-bool is_bypassed() {
-  if (torch::autograd::get_current_graph_task_id() != t_observers.backward) return true;
-  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return true;
-  return c10::impl::tls_local_dispatch_key_set().included_.has(
-      c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
+bool is_bypassed() { return runs_foreign_ops(t_observers.backward); }
 
 bool is_opaque() {
   if (at::GradMode::is_enabled()) return false;
   const auto is_inside = g_is_opaque.load(std::memory_order_relaxed);
   return is_inside && is_inside();
-}
-
-void intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                 torch::jit::Stack* stack) {
-  if (!t_observers.ops || is_bypassed() || !t_observers.ops->opens(op)) {
-    return call_observed(op, stack);
-  }
-  // Without an exclude guard, so that the ops that it calls are intercepted in turn.
-  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER,
-                                  c10::DispatchKey::FLEET_INTERCEPT_KEY);
-  op.redispatchBoxed(keys & below, stack);
 }
 
 }  // namespace
@@ -103,6 +85,24 @@ void call_observed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+void call_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                      torch::jit::Stack* stack) {
+  if (!t_observers.ops || is_bypassed() || !t_observers.ops->opens(op)) {
+    return call_observed(op, stack);
+  }
+  // Without an exclude guard, so that the ops that it calls are intercepted in turn.
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER,
+                                  c10::DispatchKey::FLEET_INTERCEPT_KEY);
+  op.redispatchBoxed(keys & below, stack);
+}
+
+bool runs_foreign_ops(int backward) {
+  if (torch::autograd::get_current_graph_task_id() != backward) return true;
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return true;
+  return c10::impl::tls_local_dispatch_key_set().included_.has(
+      c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 
 void set_opaque_code(bool (*is_inside)()) { g_is_opaque = is_inside; }
@@ -145,5 +145,5 @@ void pretend_history(const torch::Tensor& tensor) {
 }  // namespace fleet::compat
 
 TORCH_LIBRARY_IMPL(_, FLEET_INTERCEPT_KEY, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fleet::compat::intercepted>());
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fleet::compat::call_intercepted>());
 }

@@ -101,8 +101,16 @@ bool is_composite(const c10::OperatorHandle& op);
 /// if there is one.
 void call_observed(const c10::OperatorHandle& op, Stack* stack);
 
+/// What every op does inside an InterceptScope that has no kernel of Fleet's: composites that the
+/// observer opens are, others go to it. For kernels that leave a call as it is.
+void call_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
+
 /// The backward that this thread is in, the innermost; -1: none.
 int current_backward();
+
+/// Whether this thread runs other ops than the program's own: those of another backward than
+/// `backward`, or of a torch.func transform or a TorchDispatchMode, which replace ops by others.
+bool runs_foreign_ops(int backward);
 
 /// Calls `ended` at the end of the backward that this thread is in: with true after its last node,
 /// with false if it failed. Once, on one of its threads. Only inside a backward.

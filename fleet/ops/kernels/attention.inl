@@ -54,6 +54,9 @@ FLEET_INLINE void product_columns(const float* a, int64_t lda, const float* b, i
   for (; r + kRows <= rows; r += kRows) {
     product_tile<kRows, Columns, Add>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
   }
+  for (; r + 4 <= rows; r += 4) {
+    product_tile<4, Columns, Add>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
+  }
   for (; r + 2 <= rows; r += 2) {
     product_tile<2, Columns, Add>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
   }
@@ -230,21 +233,52 @@ FLEET_INLINE QueryBlock query_block(const AttentionArgs& args, int64_t block) {
   return b;
 }
 
-// Lowest score: beside any other it is nothing, and alone it is a weight like another.
+// The score of a key that a query must not see: a query that sees none has no higher one.
 constexpr float kHidden = -3e38f;
+// The lowest score of one that it may see: beside any other it is nothing, and alone it is a weight
+// like another.
+constexpr float kLowest = -2.9e38f;
+
+// The bias of a tile, keys x 64 queries. Lanes beyond the block's queries are left as they are.
+const float* bias_tile(const AttentionArgs& args, const QueryBlock& block, int64_t first_key,
+                       int64_t keys, float* room) {
+  const float* const from = args.bias + block.first * args.bias_stride_q;
+  if (!args.keys && args.bias_stride_k == 1) {
+    transpose(from + first_key, args.bias_stride_q, block.count, keys, room, kTile);
+    return room;
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    const int64_t key = args.keys ? args.keys[first_key + j] : first_key + j;
+    for (int64_t i = 0; i < block.count; ++i) {
+      room[j * kTile + i] = from[i * args.bias_stride_q + key * args.bias_stride_k];
+    }
+  }
+  return room;
+}
+
+// A score with its bias, minus infinity being the bias of what must not be seen. A NaN stays one.
+FLEET_INLINE Floats biased(Floats score, Floats bias) {
+  const Floats sum = score + bias * kLog2e;
+  const Ints hidden = (bias == splat(-__builtin_inff())) & (sum == sum);
+  return choose(hidden, splat(kHidden), larger(splat(kLowest), sum));
+}
 
 // Adds the bias to the scores of a tile, and hides what a query must not see.
 void mask_scores(const AttentionArgs& args, const QueryBlock& block, int64_t first_key,
-                 int64_t keys, float* scores) {
-  if (args.bias) {
+                 int64_t keys, float* scores, float* room) {
+  if (args.bias && args.bias_stride_q == 0) {
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t key = args.keys ? args.keys[first_key + j] : first_key + j;
-      for (int64_t i = 0; i < block.count; ++i) {
-        const float bias =
-            args.bias[(block.first + i) * args.bias_stride_q + key * args.bias_stride_k] * kLog2e;
-        float& score = scores[j * kTile + i];
-        const float sum = score + bias;
-        score = sum < kHidden ? kHidden : sum;
+      const Floats bias = splat(args.bias[key * args.bias_stride_k]);
+      for (int64_t i = j * kTile; i < j * kTile + block.lanes; i += kLanes) {
+        store(scores + i, biased(load(scores + i), bias));
+      }
+    }
+  } else if (args.bias) {
+    const float* const bias = bias_tile(args, block, first_key, keys, room);
+    for (int64_t j = 0; j < keys; ++j) {
+      for (int64_t i = j * kTile; i < j * kTile + block.count; i += kLanes) {
+        store(scores + i, biased(load(scores + i), load(bias + i)));
       }
     }
   }
@@ -256,11 +290,18 @@ void mask_scores(const AttentionArgs& args, const QueryBlock& block, int64_t fir
   }
 }
 
-// Which of the 64 queries keep their weight for a key.
-FLEET_INLINE uint64_t keep_word_of(const AttentionArgs& args, const RandomStream& stream,
-                                   int64_t key_place, int64_t block) {
-  const auto key = static_cast<uint32_t>(args.keys ? args.keys[key_place] : key_place);
-  return keep_word(stream, args.sample, static_cast<uint32_t>(block) << 17 | key);
+// Which of the 64 queries keep their weights, for each key of a tile.
+FLEET_INLINE void tile_masks(const AttentionArgs& args, const RandomStream& stream, int64_t first,
+                             int64_t keys, int64_t block, KeepMask* masks) {
+  const auto number = [&](int64_t j) __attribute__((always_inline)) {
+    const auto key = static_cast<uint32_t>(args.keys ? args.keys[first + j] : first + j);
+    return static_cast<uint32_t>(block) << 17 | key;
+  };
+  int64_t j = 0;
+  for (; j + 2 <= keys; j += 2) {
+    keep_masks(stream, args.sample, number(j), number(j + 1), masks + j);
+  }
+  if (j < keys) masks[j] = keep_mask(stream, args.sample, number(j));
 }
 
 // The queries of a tile: the largest score so far, the sum of the weights relative to it.
@@ -292,14 +333,15 @@ void softmax_tile(const AttentionArgs& args, const RandomStream& stream, int64_t
     store(state.most + c * kLanes, most[c]);
   }
   if (stream.drops()) {
+    KeepMask masks[kTile];
+    tile_masks(args, stream, first, keys, block, masks);
     for (int64_t j = 0; j < keys; ++j) {
-      const uint64_t word = keep_word_of(args, stream, first + j, block);
 #pragma GCC unroll 16
       for (int64_t c = 0; c < kRegisters; ++c) {
         float* const place = scores + j * kTile + c * kLanes;
         const Floats weight = exp2_of(load(place) - load(state.most + c * kLanes));
         sum[c] += weight;
-        store(place, where(static_cast<uint32_t>(word >> (c * kLanes)), weight));
+        store(place, where(masks[j], c, weight));
       }
     }
   } else {
@@ -357,7 +399,7 @@ void attention(const AttentionArgs& args, int64_t begin, int64_t end) {
       product<false>(s.k + first * s.padded, s.padded, s.qt, kTile, s.scores, kTile, keys,
                      block.lanes, s.padded);
       if (args.bias || first + keys > block.fewest_keys) {
-        mask_scores(args, block, first, keys, s.scores);
+        mask_scores(args, block, first, keys, s.scores, s.weights);
       }
       softmax(args, stream, first, keys, b, s.scores, state, correction);
       const float* const vt = s.vt + first * s.padded;
@@ -373,7 +415,7 @@ void attention(const AttentionArgs& args, int64_t begin, int64_t end) {
     transpose(s.out_t, kTile, s.padded, block.lanes, s.q, s.padded);
     for (int64_t i = 0; i < block.count; ++i) {
       T* out = static_cast<T*>(args.out) + (block.first + i) * args.out_stride;
-      const bool sees_nothing = block.visible[i] == 0;
+      const bool sees_nothing = state.most[i] == kHidden;
       for (int64_t d = 0; d < args.width; d += kLanes) {
         store(out + d, sees_nothing ? Floats{} : load(s.q + i * s.padded + d), args.width - d);
       }
@@ -389,14 +431,26 @@ template <int64_t Lanes>
 void slopes_tile(const AttentionArgs& args, const RandomStream& stream, int64_t first, int64_t keys,
                  int64_t block, const float* scores, const float* lse, const float* delta,
                  float* weights, float* slopes) {
+  if (!stream.drops()) {
+    for (int64_t j = 0; j < keys; ++j) {
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < Lanes; i += kLanes) {
+        const int64_t place = j * kTile + i;
+        const Floats weight = exp2_of(load(scores + place) - load(lse + i));
+        store(weights + place, weight);
+        store(slopes + place, weight * (load(slopes + place) - load(delta + i)));
+      }
+    }
+    return;
+  }
   const Floats scale = splat(stream.scale);
+  KeepMask masks[kTile];
+  tile_masks(args, stream, first, keys, block, masks);
   for (int64_t j = 0; j < keys; ++j) {
-    const uint64_t word =
-        stream.drops() ? keep_word_of(args, stream, first + j, block) : ~uint64_t{0};
 #pragma GCC unroll 16
     for (int64_t i = 0; i < Lanes; i += kLanes) {
       const int64_t place = j * kTile + i;
-      const Floats mask = where(static_cast<uint32_t>(word >> i), scale);
+      const Floats mask = where(masks[j], i / kLanes, scale);
       const Floats weight = exp2_of(load(scores + place) - load(lse + i));
       store(weights + place, weight * mask);
       store(slopes + place, weight * (load(slopes + place) * mask - load(delta + i)));
@@ -442,7 +496,7 @@ void attention_backward(const AttentionArgs& args, int64_t begin, int64_t end) {
       Floats dots = {};
       if (i < block.count) {
         for (int64_t d = 0; d < args.width; d += kLanes) {
-          dots += load(out[i] + d, args.width - d) * load(dout[i] + d, args.width - d);
+          dots += load(out[i] + d, args.width - d) * load(s.dout + i * s.padded + d);
         }
       }
       delta[i] = sum_of(dots);
@@ -456,7 +510,7 @@ void attention_backward(const AttentionArgs& args, int64_t begin, int64_t end) {
       product<false>(s.k + first * s.padded, s.padded, s.qt, kTile, s.scores, kTile, keys,
                      block.lanes, s.padded);
       if (args.bias || first + keys > block.fewest_keys) {
-        mask_scores(args, block, first, keys, s.scores);
+        mask_scores(args, block, first, keys, s.scores, s.weights);
       }
       product<false>(s.v + first * s.padded, s.padded, s.dout_t, kTile, s.slopes, kTile, keys,
                      block.lanes, s.padded);

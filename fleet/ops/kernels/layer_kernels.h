@@ -121,9 +121,11 @@ struct AttentionArgs {
   int64_t dq_stride;
 };
 
-/// Rows of logits; with `gradient` they are overwritten by scale (softmax - target distribution).
+/// Rows of logits; their gradient is scale (softmax - target distribution).
 struct CrossEntropyArgs {
-  void* logits;
+  const void* logits;
+  void* out;  // where the gradient goes: the logits themselves, if you like. With a bias the
+              // sums do too, so it is needed without `gradient` as well
   const float* bias;  // null: none; added to every row
   int64_t row_stride;
   int64_t classes;

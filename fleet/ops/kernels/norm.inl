@@ -88,59 +88,108 @@ void norm(const NormArgs& args, int64_t begin, int64_t end) {
   }
 }
 
+/// What turns a saved row into the normalised one, h = saved * factor + shift: of an output the same
+/// for all rows and other for each column, of a sum the reverse.
+template <bool FromOutput>
+struct Normalised {
+  const float* factors;
+  const float* shifts;
+  Floats factor;
+  Floats shift;
+
+  FLEET_INLINE Floats operator()(Floats saved, int64_t i) const {
+    if constexpr (FromOutput) return saved * load(factors + i) + load(shifts + i);
+    return saved * factor + shift;
+  }
+};
+
+constexpr int kNormRows = 4;  // whose gradients of weight and bias are added up in registers
+
 // With h the normalised row and g = dy weight: d sum = rstd (g - mean(g) - h mean(g h)), without
-// mean(g) for the root mean square.
-template <typename T, typename R>
-void norm_backward(const NormBackwardArgs& args, int64_t begin, int64_t end) {
+// mean(g) for the root mean square. A first pass over the rows of a group takes the sums, and those
+// of weight and bias; a second one, over rows that are in the cache, writes the gradients.
+template <typename T, typename R, bool FromOutput>
+FLEET_INLINE void norm_backward_rows(const NormBackwardArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.width;
+  const int64_t whole = width / kLanes * kLanes;
   const RandomStream stream = *args.stream;
   const auto* dy_all = static_cast<const R*>(args.dy);
   const auto* saved_all = static_cast<const R*>(args.saved);
   auto* dresidual_all = static_cast<R*>(args.dresidual);
   auto* dx_all = static_cast<T*>(args.dx);
+  // Padded, so that the last register of a row reads no further.
   RowBuffer<3> buffer(width);
-  float* const h_row = buffer.row(0);
-  float* const g_row = buffer.row(1);
-  float* const inverse = buffer.row(2);  // of the weight
-  if (args.saved_is_output) {
-    for (int64_t i = 0; i < width; ++i) inverse[i] = args.weight ? 1.0f / args.weight[i] : 1.0f;
+  float* const factors = buffer.row(0);
+  float* const shifts = buffer.row(1);
+  float* const weights = buffer.row(2);
+  for (int64_t i = 0; i < round_up(width, 16); ++i) {
+    const float weight = i >= width ? 0.0f : args.weight ? args.weight[i] : 1.0f;
+    weights[i] = weight;
+    factors[i] = i < width ? 1.0f / weight : 0.0f;
+    shifts[i] = i < width && args.bias ? -args.bias[i] * factors[i] : 0.0f;
   }
   const auto n = static_cast<float>(width);
-  for (int64_t r = begin; r < end; ++r) {
-    const R* dy = dy_all + r * width;
-    const R* saved = saved_all + r * width;
-    const float rstd = args.rstd[r];
-    const float mean = args.mean ? args.mean[r] : 0.0f;
-    Floats sum_g = {}, sum_gh = {};
+  for (int64_t first = begin; first < end; first += kNormRows) {
+    // The last group of a range may be short: then its last row is looked at several times, and
+    // counts once.
+    const int64_t rows = least(kNormRows, end - first);
+    const R* dy[kNormRows];
+    const R* saved[kNormRows];
+    Normalised<FromOutput> normalised[kNormRows];
+    Floats counts[kNormRows], sum_g[kNormRows] = {}, sum_gh[kNormRows] = {};
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < kNormRows; ++k) {
+      const int64_t r = first + least(k, rows - 1);
+      dy[k] = dy_all + r * width;
+      saved[k] = saved_all + r * width;
+      const float rstd = args.rstd[r];
+      const float mean = args.mean ? args.mean[r] : 0.0f;
+      normalised[k] = {factors, shifts, splat(rstd), splat(-mean * rstd)};
+      counts[k] = splat(k < rows ? 1.0f : 0.0f);
+    }
     const auto read = [&](int64_t i, int64_t left) __attribute__((always_inline)) {
-      const Floats d = load(dy + i, left);
-      Floats h = load(saved + i, left);
-      if (args.saved_is_output) {
-        if (args.bias) h -= load(args.bias + i, left);
-        h *= load(inverse + i, left);
-      } else {
-        h = (h - mean) * rstd;
+      Floats of_weight = {}, of_bias = {};
+#pragma GCC unroll 4
+      for (int64_t k = 0; k < kNormRows; ++k) {
+        const Floats d = load(dy[k] + i, left);
+        const Floats h = normalised[k](load(saved[k] + i, left), i);
+        const Floats g = d * load(weights + i);
+        sum_g[k] += g;
+        sum_gh[k] += g * h;  // beyond the row's end g is 0
+        const Floats counted = d * counts[k];
+        of_bias += counted;
+        of_weight += counted * h;
       }
-      if (args.dweight) store(args.dweight + i, load(args.dweight + i, left) + d * h, left);
-      if (args.dbias) store(args.dbias + i, load(args.dbias + i, left) + d, left);
-      const Floats g = args.weight ? d * load(args.weight + i, left) : d;
-      sum_g += g;
-      sum_gh += g * h;  // beyond the row's end g is 0
-      store(h_row + i, h, left);
-      store(g_row + i, g, left);
+      if (args.dweight) store(args.dweight + i, load(args.dweight + i, left) + of_weight, left);
+      if (args.dbias) store(args.dbias + i, load(args.dbias + i, left) + of_bias, left);
     };
     int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) read(i, kLanes);
+    for (; i < whole; i += kLanes) read(i, kLanes);
     if (i < width) read(i, width - i);
-    const float mean_g = args.mean ? sum_of(sum_g) / n : 0.0f;
-    const float mean_gh = sum_of(sum_gh) / n;
-    for_row(stream, r / args.rows_per_sample, r % args.rows_per_sample * width, width,
-            [&](int64_t at, Floats keep, int64_t left) __attribute__((always_inline)) {
-              const Floats d =
-                  (load(g_row + at, left) - mean_g - load(h_row + at, left) * mean_gh) * rstd;
-              if (dresidual_all) store(dresidual_all + r * width + at, d, left);
-              store(dx_all + r * width + at, d * keep, left);
-            });
+    for (int64_t k = 0; k < rows; ++k) {
+      const int64_t r = first + k;
+      const float rstd = args.rstd[r];
+      const float mean_g = args.mean ? sum_of(sum_g[k]) / n : 0.0f;
+      const Floats of_h = splat(-sum_of(sum_gh[k]) / n * rstd), of_one = splat(-mean_g * rstd);
+      const Normalised<FromOutput> at_row = normalised[k];
+      for_row(stream, r / args.rows_per_sample, r % args.rows_per_sample * width, width,
+              [&](int64_t at, Floats keep, int64_t left) __attribute__((always_inline)) {
+                const Floats g = load(dy[k] + at, left) * load(weights + at);
+                const Floats h = at_row(load(saved[k] + at, left), at);
+                const Floats d = g * rstd + (h * of_h + of_one);
+                if (dresidual_all) store(dresidual_all + r * width + at, d, left);
+                store(dx_all + r * width + at, d * keep, left);
+              });
+    }
+  }
+}
+
+template <typename T, typename R>
+void norm_backward(const NormBackwardArgs& args, int64_t begin, int64_t end) {
+  if (args.saved_is_output) {
+    norm_backward_rows<T, R, true>(args, begin, end);
+  } else {
+    norm_backward_rows<T, R, false>(args, begin, end);
   }
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Philox4x32-10, several counters at once: each of a counter's four words is the lower half of a
 // 64-bit lane, so that a round is two products, two shifts and four exclusive ors. What the upper
-// halves hold does not matter until the end.
+// halves hold does not matter until the end. Counters of a sample differ in their first word alone,
+// so that half of the first two rounds is the same for all. A round waits for the one before it:
+// two blocks at a time hide that.
 
 namespace {
 
@@ -38,38 +40,58 @@ struct BlockBits {
 };
 
 alignas(64) constexpr uint64_t kSteps[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+constexpr uint64_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u;
 
-FLEET_INLINE BlockBits bits_of_block(const RandomStream& stream, uint32_t sample, uint32_t block) {
-  Words c0[kGroups], c1[kGroups], c2[kGroups], c3[kGroups];
-  for (int g = 0; g < kGroups; ++g) {
-    __builtin_memcpy(&c0[g], kSteps + g * kCounters, sizeof(Words));
-    c0[g] += block * 8;
-    c1[g] = Words{} + sample;
-    c2[g] = Words{} + stream.site;
-    c3[g] = Words{} + stream.update;
+template <int Blocks>
+FLEET_INLINE void bits_of_blocks(const RandomStream& stream, uint32_t sample,
+                                 const uint32_t (&blocks)[Blocks], BlockBits (&bits)[Blocks]) {
+  constexpr int kAll = Blocks * kGroups;
+  const Words m0 = Words{} + kFactor0;
+  const Words m1 = Words{} + kFactor1;
+  const uint64_t* const keys = stream.round_keys;
+  // The first two rounds, of whose four products two are the same for all counters.
+  const uint64_t first = stream.site * kFactor1;
+  const auto first_low = static_cast<uint32_t>(first);
+  const uint64_t second =
+      static_cast<uint32_t>((first >> 32) ^ sample ^ keys[0]) * kFactor0;
+  Words c0[kAll], c1[kAll], c2[kAll], c3[kAll];
+#pragma GCC unroll 8
+  for (int g = 0; g < kAll; ++g) {
+    Words counter;
+    __builtin_memcpy(&counter, kSteps + g % kGroups * kCounters, sizeof(Words));
+    const Words p0 = product_of_lower(counter + blocks[g / kGroups] * 8, m0);
+    const Words p1 = product_of_lower((p0 >> 32) ^ (stream.update ^ keys[1]), m1);
+    c0[g] = (p1 >> 32) ^ (first_low ^ keys[2]);
+    c1[g] = p1;
+    c2[g] = p0 ^ ((second >> 32) ^ keys[3]);
+    c3[g] = Words{} + (second & 0xffffffffu);
   }
-  const Words m0 = Words{} + 0xD2511F53u;
-  const Words m1 = Words{} + 0xCD9E8D57u;
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
-    const Words k0 = Words{} + stream.round_keys[2 * round];
-    const Words k1 = Words{} + stream.round_keys[2 * round + 1];
-#pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
+  for (int round = 2; round < 10; ++round) {
+    const Words k0 = Words{} + keys[2 * round];
+    const Words k1 = Words{} + keys[2 * round + 1];
+#pragma GCC unroll 8
+    for (int g = 0; g < kAll; ++g) {
       const Words p0 = product_of_lower(c0[g], m0);
       const Words p1 = product_of_lower(c2[g], m1);
-      c0[g] = (p1 >> 32) ^ c1[g] ^ k0;
+      c0[g] = (p1 >> 32) ^ (c1[g] ^ k0);
       c1[g] = p1;
-      c2[g] = (p0 >> 32) ^ c3[g] ^ k1;
+      c2[g] = (p0 >> 32) ^ (c3[g] ^ k1);
       c3[g] = p0;
     }
   }
-  BlockBits bits;
-  for (int g = 0; g < kGroups; ++g) {
-    bits.low[g] = (c0[g] & 0xffffffffu) | (c1[g] << 32);
-    bits.high[g] = (c2[g] & 0xffffffffu) | (c3[g] << 32);
+#pragma GCC unroll 8
+  for (int g = 0; g < kAll; ++g) {
+    auto& block = bits[g / kGroups];
+    block.low[g % kGroups] = (c0[g] & 0xffffffffu) | (c1[g] << 32);
+    block.high[g % kGroups] = (c2[g] & 0xffffffffu) | (c3[g] << 32);
   }
-  return bits;
+}
+
+FLEET_INLINE BlockBits bits_of_block(const RandomStream& stream, uint32_t sample, uint32_t block) {
+  BlockBits bits[1];
+  bits_of_blocks<1>(stream, sample, {block}, bits);
+  return bits[0];
 }
 
 // Bit i: quarter i of the group is below the threshold.
@@ -109,6 +131,60 @@ FLEET_INLINE uint64_t keep_word(const RandomStream& stream, uint32_t sample, uin
   return word;
 }
 
+/// Which elements of a block are kept, for a threshold below 65536, as the registers want it.
+struct KeepMask {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  alignas(32) QuarterMask parts[4];  // 16 elements each
+#else
+  uint64_t word;
+#endif
+};
+
+// x where elements from kLanes * place on are kept, else 0.
+FLEET_INLINE Floats where(const KeepMask& mask, int64_t place, Floats x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const auto part = (__m256i)mask.parts[place / 2];
+  const __m128i half =
+      place % 2 == 0 ? _mm256_castsi256_si128(part) : _mm256_extracti128_si256(part, 1);
+  return (Floats)((Ints)_mm256_cvtepi16_epi32(half) & (Ints)x);
+#else
+  return where(static_cast<uint32_t>(mask.word >> (place * kLanes)), x);
+#endif
+}
+
+FLEET_INLINE KeepMask keep_mask_of(const BlockBits& bits, uint32_t threshold) {
+  KeepMask mask;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const auto limit = static_cast<int16_t>(threshold ^ 0x8000u);
+#pragma GCC unroll 2
+  for (int g = 0; g < kGroups; ++g) {
+    mask.parts[g] = (QuarterMask)((Quarters)bits.low[g] ^ 0x8000) < limit;
+    mask.parts[kGroups + g] = (QuarterMask)((Quarters)bits.high[g] ^ 0x8000) < limit;
+  }
+#else
+  mask.word = 0;
+#pragma GCC unroll 4
+  for (int g = 0; g < kGroups; ++g) {
+    mask.word |= below(bits.low[g], threshold) << (4 * kCounters * g);
+    mask.word |= below(bits.high[g], threshold) << (32 + 4 * kCounters * g);
+  }
+#endif
+  return mask;
+}
+
+FLEET_INLINE KeepMask keep_mask(const RandomStream& stream, uint32_t sample, uint32_t block) {
+  return keep_mask_of(bits_of_block(stream, sample, block), stream.threshold);
+}
+
+/// Of two blocks.
+FLEET_INLINE void keep_masks(const RandomStream& stream, uint32_t sample, uint32_t one,
+                             uint32_t other, KeepMask* masks) {
+  BlockBits bits[2];
+  bits_of_blocks<2>(stream, sample, {one, other}, bits);
+  masks[0] = keep_mask_of(bits[0], stream.threshold);
+  masks[1] = keep_mask_of(bits[1], stream.threshold);
+}
+
 /// The mask of consecutive elements of one sample, asked for in ascending steps of up to 64 that
 /// need not begin with a block.
 class KeepBits {
@@ -146,7 +222,20 @@ FLEET_INLINE void for_row(const RandomStream& stream, int64_t sample, int64_t fi
   int64_t i = 0;
   if (stream.drops()) {
     const Floats scale = splat(stream.scale);
-    KeepBits bits(stream, static_cast<uint32_t>(sample), first);
+    if (first % 64 == 0) {  // rows that begin with a block
+      const uint32_t number = stream.first_sample + static_cast<uint32_t>(sample);
+      auto block = static_cast<uint32_t>(first / 64);
+      for (; i + 128 <= width; i += 128, block += 2) {
+        KeepMask masks[2];
+        keep_masks(stream, number, block, block + 1, masks);
+#pragma GCC unroll 32
+        for (int64_t k = 0; k < 128; k += kLanes) {
+          work(i + k, where(masks[k / 64], k % 64 / kLanes, scale), kLanes);
+        }
+      }
+      if (i == width) return;
+    }
+    KeepBits bits(stream, static_cast<uint32_t>(sample), first + i);
     for (; i + 64 <= width; i += 64) {
       const uint64_t word = bits.next();
 #pragma GCC unroll 16
