@@ -24,6 +24,7 @@ std::vector<Row> bench_optim();
 std::vector<Row> bench_python();
 std::vector<Row> bench_snapshot();
 std::vector<Row> bench_snapshot_large();
+std::vector<Row> bench_sync_batch_norm();
 std::vector<Row> bench_tape();
 
 }  // namespace fleet::bench

@@ -51,8 +51,10 @@ constexpr std::array kBenchmarks = {
               bench_memory_batch},
     Benchmark{"models", "full updates of BERT and ResNet50, beside PyTorch (FLEET_PYTHON names it)",
               1, bench_models},
-    Benchmark{"optim", "one update: each optimizer beside a triad and LibTorch's own", 1,
-              bench_optim},
+    Benchmark{"optim",
+              "one update: each optimizer beside a triad and LibTorch's own (FLEET_BENCH_NETS, "
+              "FLEET_BENCH_ROWS: only these)",
+              1, bench_optim},
     Benchmark{"python",
               "unmodified models of Python within a memory budget (FLEET_PYTHON names it)", 1,
               bench_python},
@@ -60,6 +62,8 @@ constexpr std::array kBenchmarks = {
               bench_snapshot},
     Benchmark{"snapshot-large", "the same for a model of the size of BERT-large (14 GB)", 1,
               bench_snapshot_large},
+    Benchmark{"sync-batch-norm", "a small ResNet18 on two ranks, batch norm over both or over one",
+              2, bench_sync_batch_norm},
     Benchmark{"tape", "what recording ops for recompute costs, everything kept", 1, bench_tape},
 };
 

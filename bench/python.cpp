@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Unmodified Python models within a memory budget, beside what else saves memory there.
 #include <cstdlib>
+#include <sstream>
+#include <string>
 
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
@@ -11,9 +13,13 @@
 namespace fleet::bench {
 
 std::vector<Row> bench_python() {
-  const char* const size = std::getenv("FLEET_BENCH_SIZE");
+  const auto setting = [](const char* name, const char* otherwise) {
+    const char* const value = std::getenv(name);
+    return std::string(value ? value : otherwise);
+  };
   PythonPeer python(FLEET_PYTHON_ROWS,
-                    {std::to_string(at::get_num_threads()), size ? size : "full"});
+                    {std::to_string(at::get_num_threads()), setting("FLEET_BENCH_SIZE", "full"),
+                     setting("FLEET_BENCH_BATCH", "8")});
   std::vector<Row> rows;
   if (!python.is_there()) {
     rows.push_back({.name = "unmodified models of Python",
@@ -22,7 +28,8 @@ std::vector<Row> bench_python() {
                             "torchvision"});
     return rows;
   }
-  for (const char* model : {"bert-base", "gpt2", "vit", "resnet50"}) {
+  std::istringstream nets(setting("FLEET_BENCH_NETS", "bert-base,gpt2,vit,resnet50"));
+  for (std::string model; std::getline(nets, model, ',');) {
     for (const auto& row : nlohmann::json::parse(python.ask(model))) {
       const double ours = row[1], theirs = row[3];
       rows.push_back({.name = row[0],

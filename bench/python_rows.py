@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fleet-bench python: unmodified models of transformers and torchvision at equal peak memory.
 
-python_rows.py THREADS SIZE: writes "ready"; then each line on standard input, the name of a model, is answered by one line of
+python_rows.py THREADS SIZE BATCH: writes "ready"; then each line on standard input, the name of a model, is answered by one line of
 JSON: a list of rows [name, samples/s, peer, samples/s of the peer, note]. SIZE is full or small.
 """
 import gc
@@ -10,6 +10,8 @@ import sys
 import time
 
 import torch
+import torch._dynamo
+import torch._functorch.config
 import torchvision
 import transformers as T
 from torch.nn import functional as F
@@ -20,7 +22,8 @@ from fleet._C import testing
 
 torch.set_num_threads(int(sys.argv[1]))
 SMALL = sys.argv[2] == "small"
-STEPS = 3 if SMALL else 5
+BATCH = int(sys.argv[3])
+WARM_UP, STEPS = 4, 3  # plans are followed from the third step of a budget on
 LAYERS, WIDTH, LENGTH, IMAGE = (2, 64, 32, 64) if SMALL else (12, 768, 128, 224)
 HEADS = WIDTH // 64 if WIDTH >= 128 else 4
 
@@ -61,75 +64,82 @@ def blocks_of(model):
     return [block for layer in (model.layer1, model.layer2, model.layer3, model.layer4) for block in layer]
 
 
+def checksum(model):
+    """Of the bits of all parameters and buffers."""
+    bits = [x.detach().contiguous().view(torch.int32).sum().item() for x in [*model.parameters(), *model.buffers()] if x.element_size() == 4]
+    return hash(tuple(bits))
+
+
 def measure(name, batch, way, budget=None):
-    """Samples/s, peak of the activations and what was live before, or None where it does not run."""
+    """Samples/s, peak of the activations, and a checksum of the model after the last step."""
     gc.collect()
+    torch._dynamo.reset()
     model, loss = make(name, batch)
     model.train()
-    parts = 1
-    if way == "checkpoint":
+    micro_batches = int(way.split()[1]) if way.startswith("accumulate") else 1
+    if way.startswith("checkpoint"):
         for block in blocks_of(model):
             block.forward = (lambda f: lambda *a, **k: checkpoint(f, *a, use_reentrant=False, **k))(block.forward)
-    if way == "compile":
-        import torch._functorch.config as config
-
-        config.activation_memory_budget = budget[1]
-        plain = loss
-        loss = torch.compile(plain)
-    if way.startswith("accumulate"):
-        parts = int(way.split()[1])
+    if way.startswith("compile"):
+        torch._functorch.config.activation_memory_budget = budget[1]
+        loss = torch.compile(loss)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     torch.manual_seed(3)
-    strategy = None
+    memory_budget = None
     seconds, peak = [], 0
-    for step in range(STEPS + 3):
+    for step in range(WARM_UP + STEPS):
         optimizer.zero_grad(set_to_none=step == 0)
         live = testing.counted()
         testing.reset_peak()
         begin = time.perf_counter()
-        if way.startswith("fleet"):
-            if step == 1:
-                strategy = fleet.MemoryBudget(str(live + int(budget[0])), offload=way == "fleet, offload")
-            if strategy:
-                strategy.step(lambda: loss(0, batch))
-            else:
-                loss(0, batch).backward()
+        if way.startswith("fleet") and step > 0:  # gradients and the optimizer's state exist
+            memory_budget = memory_budget or fleet.MemoryBudget(str(live + int(budget[0])), offload="offload" in way)
+            memory_budget.step(lambda: loss(0, batch))
         elif way == "save_on_cpu":
             with torch.autograd.graph.save_on_cpu():
                 value = loss(0, batch)
             value.backward()
         else:
-            for i in range(parts):
-                (loss(i * batch // parts, (i + 1) * batch // parts) / parts).backward()
+            for i in range(micro_batches):
+                (loss(i * batch // micro_batches, (i + 1) * batch // micro_batches) / micro_batches).backward()
         value = None
         seconds.append(time.perf_counter() - begin)
-        if step >= 3:
+        if step >= WARM_UP:
             peak = max(peak, testing.peak() - live)
         optimizer.step()
-    return batch / sorted(seconds[3:])[STEPS // 2], peak
+    return batch / min(seconds[WARM_UP:]), peak, checksum(model)
+
+
+def peer(name, way, budget=None):
+    """What `measure` returns, or the reason why it does not run here."""
+    try:
+        return measure(name, BATCH, way, budget)
+    except Exception as error:  # a peer that does not run is a row too
+        return str(error).strip().split("\n")[0][:120] or type(error).__name__
 
 
 def rows_of(name):
     counting = testing.Counting()
-    batch = 8
-    plain, activations = measure(name, batch, "plain")
+    plain, activations, expected = measure(name, BATCH, "plain")
+    fixed = {way: peer(name, way) for way in ("checkpoint per layer", "save_on_cpu")}
     rows = []
-    for share, parts in ((0.5, 2), (0.25, 4)):
+    for share, micro_batches in ((0.5, 2), (0.25, 4)):
         limit = share * activations
-        try:
-            ours, peak = measure(name, batch, "fleet", (limit, share))
-        except fleet.Error as error:
-            rows.append([f"{name}, {share:.0%} of its activations", 0, "Fleet itself", 0, str(error).split("\n")[0]])
+        title = f"{name}, batch {BATCH}, {share:.0%} of {activations / 2**20:.0f} MiB of activations"
+        ours = peer(name, "fleet", (limit, share))
+        if isinstance(ours, str):
+            rows.append([title, 0, "Fleet itself", 0, ours])
             continue
-        title = f"{name}, batch {batch}, {share:.0%} of {activations / 2**20:.0f} MiB of activations"
-        rows.append([title, ours, "plain, all of them", plain, f"peak {peak / activations:.0%}"])
-        for way in (f"accumulate {parts}", "checkpoint", "save_on_cpu", "compile", "fleet, offload"):
-            try:
-                theirs, peak = measure(name, batch, way, (limit, share))
-                fits = "" if peak <= limit else "does not fit: "
-                rows.append([title, ours, way, theirs, f"{fits}its peak {peak / activations:.0%}"])
-            except Exception as error:  # a peer that does not run here is a row too
-                rows.append([title, ours, way, 0, f"does not run: {type(error).__name__}"])
+        equal = "bits of plain" if ours[2] == expected else "NOT the bits of plain"
+        rows.append([title, ours[0], "plain, all of them", plain, f"peak {ours[1] / activations:.1%}, {equal}"])
+        peers = {way: peer(name, way, (limit, share)) for way in (f"accumulate {micro_batches}", "compile, activation_memory_budget", "fleet, offload")}
+        for way, theirs in {**fixed, **peers}.items():
+            if isinstance(theirs, str):
+                rows.append([title, ours[0], way, 0, f"does not run: {theirs}"])
+            else:
+                fits = "" if theirs[1] <= limit else "does not fit, "
+                equal = "bits of plain" if theirs[2] == expected else "other bits"
+                rows.append([title, ours[0], way, theirs[0], f"{fits}its peak {theirs[1] / activations:.1%}, {equal}"])
     del counting
     return rows
 

@@ -23,6 +23,7 @@ from fleet._C import (
     barrier_worker,
     checkpoint,
     distributed_optimizer,
+    fast_ops,
     init,
     is_first_worker,
     is_initialized,
@@ -36,7 +37,10 @@ from fleet._C import (
     worker_num,
 )
 from fleet import optim
+from fleet._attach import attach as _attach
 from fleet._plan import plan
+
+MemoryBudget.attach = _attach
 
 __all__ = [
     "DataPosition",
@@ -55,6 +59,7 @@ __all__ = [
     "barrier_worker",
     "checkpoint",
     "distributed_optimizer",
+    "fast_ops",
     "init",
     "is_first_worker",
     "is_initialized",

@@ -12,6 +12,7 @@ namespace py = pybind11;
 // One function per file: what it adds to the module.
 void bind_budget(py::module_& m);
 void bind_errors();
+void bind_fast_ops(py::module_& m);
 void bind_optim(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_strategy(py::module_& m);

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, m) {
   fleet::python::bind_errors();
   fleet::python::bind_plan(m);
   fleet::python::bind_budget(m);
+  fleet::python::bind_fast_ops(m);
   fleet::python::bind_optim(m);
   fleet::python::bind_world(m);
   fleet::python::bind_strategy(m);

@@ -226,22 +226,27 @@ struct PythonData {
 
 void bind_training(py::module_& m) {
   py::class_<UpdateReport>(m, "UpdateReport", "What one call of minimize or step did.")
-      .def_readonly("call", &UpdateReport::call)
-      .def_readonly("update", &UpdateReport::update)
-      .def_readonly("updated", &UpdateReport::updated)
-      .def_readonly("skipped", &UpdateReport::skipped)
-      .def_readonly("micro_batches", &UpdateReport::micro_batches)
-      .def_readonly("loss", &UpdateReport::loss)
-      .def_readonly("weight", &UpdateReport::weight)
-      .def_readonly("samples", &UpdateReport::samples)
-      .def_readonly("lr", &UpdateReport::lr)
-      .def_readonly("loss_scale", &UpdateReport::loss_scale)
-      .def_readonly("synced", &UpdateReport::synced)
-      .def_readonly("stop", &UpdateReport::stop)
-      .def_readonly("gradient_norm", &UpdateReport::gradient_norm)
-      .def_readonly("seconds", &UpdateReport::seconds)
-      .def_readonly("exposed_communication_s", &UpdateReport::exposed_communication_s)
-      .def_readonly("memory", &UpdateReport::memory)
+      .def_readonly("call", &UpdateReport::call, "calls of minimize so far")
+      .def_readonly("update", &UpdateReport::update, "updates so far")
+      .def_readonly("updated", &UpdateReport::updated, "whether the parameters were updated")
+      .def_readonly("skipped", &UpdateReport::skipped,
+                    "loss or gradient not finite: nothing changed but the loss scale")
+      .def_readonly("micro_batches", &UpdateReport::micro_batches,
+                    "of this rank, so far in this accumulation window")
+      .def_readonly("loss", &UpdateReport::loss, "mean over the samples of all ranks")
+      .def_readonly("weight", &UpdateReport::weight,
+                    "of the loss: samples, or what the closure returned")
+      .def_readonly("samples", &UpdateReport::samples, "of this rank; 0 with minimize(loss)")
+      .def_readonly("lr", &UpdateReport::lr, "learning rate of the update")
+      .def_readonly("loss_scale", &UpdateReport::loss_scale, "of amp; 1 without it")
+      .def_readonly("synced", &UpdateReport::synced, "whether local SGD averaged the parameters")
+      .def_readonly("stop", &UpdateReport::stop, "whether the training was asked to stop")
+      .def_readonly("gradient_norm", &UpdateReport::gradient_norm,
+                    "before clipping; None: not computed")
+      .def_readonly("seconds", &UpdateReport::seconds, "that the call took")
+      .def_readonly("exposed_communication_s", &UpdateReport::exposed_communication_s,
+                    "waited for other ranks")
+      .def_readonly("memory", &UpdateReport::memory, "a MemoryReport")
       .def("__repr__", [](const UpdateReport& self) {
         return format("UpdateReport(update={}, loss={:.6g}, lr={:.6g}, updated={})", self.update,
                       self.loss, self.lr, self.updated ? "True" : "False");
@@ -286,9 +291,10 @@ update.
       .def("end_epoch", &DistributedOptimizer::end_epoch, Release(),
            "Updates with the micro-batches of an open window; with local SGD, averages.")
       .def("sync", &DistributedOptimizer::sync, Release(), "With local SGD, averages now.")
-      .def_property("lr", &DistributedOptimizer::lr, &DistributedOptimizer::set_lr)
-      .def_property_readonly("updates", &DistributedOptimizer::updates)
-      .def_property_readonly("skipped_updates", &DistributedOptimizer::skipped_updates)
+      .def_property("lr", &DistributedOptimizer::lr, &DistributedOptimizer::set_lr, "learning rate")
+      .def_property_readonly("updates", &DistributedOptimizer::updates, "so far")
+      .def_property_readonly("skipped_updates", &DistributedOptimizer::skipped_updates,
+                             "since loss or gradient was not finite")
       .def_property_readonly("strategy", &DistributedOptimizer::strategy, "In force.");
 
   m.def(
@@ -315,10 +321,11 @@ done, and epoch to the one they are of.
       .def(py::init<>())
       .def_property(
           "epoch", [](const PythonData& self) { return self.position.epoch; },
-          [](PythonData& self, int64_t epoch) { self.position.epoch = epoch; })
+          [](PythonData& self, int64_t epoch) { self.position.epoch = epoch; }, "of the next batch")
       .def_property(
           "next_update", [](const PythonData& self) { return self.position.next_update; },
-          [](PythonData& self, int64_t n) { self.position.next_update = n; });
+          [](PythonData& self, int64_t n) { self.position.next_update = n; },
+          "batches of the epoch that are done");
 
   py::class_<Snapshots>(m, "Snapshots", R"(
 Saves a training every so often, and resumes it when it is made. docs/snapshots.md.
@@ -342,10 +349,13 @@ Saves a training every so often, and resumes it when it is made. docs/snapshots.
       .def_property_readonly("resumed", &Snapshots::resumed,
                              "The updates of the snapshot that this run resumed from; None: none.")
       .def(
-          "after_update", [](Snapshots& self) { self.after_update(); }, Release())
-      .def("after_epoch", &Snapshots::after_epoch, Release())
-      .def("save", &Snapshots::save, Release())
-      .def("finish", &Snapshots::finish, Release());
+          "after_update", [](Snapshots& self) { self.after_update(); }, Release(),
+          "Saves where one is due.")
+      .def("after_epoch", &Snapshots::after_epoch, Release(),
+           "Saves where one is due after an epoch.")
+      .def("save", &Snapshots::save, Release(), "Saves now.")
+      .def("finish", &Snapshots::finish, Release(),
+           "Saves the end, and waits for what is being written.");
 }
 
 }  // namespace fleet::python

@@ -23,11 +23,11 @@ void bind_world(py::module_& m) {
 Joins the other ranks, as fleetrun, torchrun, Slurm or MPI tell by the environment; one process
 otherwise. Sets the number of threads to cores / ranks of this machine, unless OMP_NUM_THREADS is set.
 )");
-  m.def("is_initialized", &is_initialized);
+  m.def("is_initialized", &is_initialized, "Whether `init` was called, and `shutdown` not yet.");
   m.def("shutdown", &shutdown, Release(), "Leaves the group, after all ranks have called it.");
   m.def("worker_index", &worker_index, "The number of this rank.");
   m.def("worker_num", &worker_num, "How many ranks there are.");
-  m.def("is_first_worker", &is_first_worker);
+  m.def("is_first_worker", &is_first_worker, "Whether this is rank 0.");
   m.def("local_worker_index", &local_worker_index, "Among the ranks of this machine.");
   m.def("local_worker_num", &local_worker_num, "Ranks of this machine.");
   m.def("worker_endpoints", &worker_endpoints, "\"host:port\" of each rank.");

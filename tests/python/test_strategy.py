@@ -2,9 +2,6 @@
 """Strategies on Python modules: equal to plain loops, and on two ranks to one."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -204,49 +201,3 @@ def test_snapshots_resume_bit_for_bit(tmp_path):
     straight, _ = run(8, tmp_path / "b")
     for a, b in zip(model.parameters(), straight.parameters()):
         assert torch.equal(a, b)
-
-
-RANKS = """
-import sys, torch, fleet
-from torch import nn
-fleet.init(is_collective=True)
-torch.manual_seed(0)
-x = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
-y = torch.randint(0, 4, (24,), generator=torch.Generator().manual_seed(2))
-model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 4))
-strategy = fleet.DistributedStrategy()
-exec(sys.argv[1])
-optimizer = fleet.distributed_optimizer(fleet.optim.Momentum(model, lr=0.1), strategy)
-rank, ranks = fleet.worker_index(), fleet.worker_num()
-for _ in range(4):
-    part = slice(rank * 24 // ranks, (rank + 1) * 24 // ranks)
-    optimizer.minimize((x[part], y[part]), lambda b: nn.functional.cross_entropy(model(b[0]), b[1]))
-optimizer.end_epoch()
-if fleet.is_first_worker():
-    torch.save([p.detach().clone() for p in model.parameters()], sys.argv[2])
-fleet.shutdown()
-"""
-
-
-def fleetrun():
-    import fleet._fleetrun
-
-    inside = os.path.join(os.path.dirname(fleet.__file__), "bin", "fleetrun")
-    beside = os.path.join(os.path.dirname(fleet.__file__), "..", "..", "bin", "fleetrun")
-    for program in (inside, beside):
-        if os.path.exists(program):
-            return program
-    pytest.skip("fleetrun is not built")
-
-
-@pytest.mark.parametrize("setup", ["", "strategy.localsgd = True; strategy.localsgd_configs = {'k_steps': 1}"], ids=["data parallel", "local SGD"])
-def test_two_ranks(tmp_path, setup):
-    program = tmp_path / "train.py"
-    program.write_text(RANKS)
-    result = subprocess.run(
-        [fleetrun(), "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"), str(program), setup, str(tmp_path / "out.pt")],
-        capture_output=True, text=True, timeout=600,
-        env={**os.environ, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"], "PYTHONPATH": os.path.dirname(os.path.dirname(fleet.__file__))},
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert_close(torch.load(tmp_path / "out.pt"), plain(), rtol=1e-3 if setup else 1e-5, atol=1e-2 if setup else 1e-6)

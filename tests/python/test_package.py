@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package itself: what importing it costs, help, stubs, Ctrl-C, and the wheel."""
+
+import ast
+import glob
+import inspect
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+from programs import PACKAGE, ROOT, environment, run
+
+import fleet
+
+
+def test_importing_costs_less_than_half_a_second_beyond_torch():
+    code = "import time, torch; from torch.utils import _pytree; t = time.process_time(); import fleet; print(time.process_time() - t)"
+    assert min(float(run([sys.executable, "-c", code])) for _ in range(3)) < 0.5
+
+
+def test_another_torch_is_refused_with_what_to_install():
+    code = "import torch; torch.__version__ = '2.9.1'\ntry:\n  import fleet\nexcept ImportError as e:\n  print(e)"
+    assert "fleet was built for PyTorch 2.15, and PyTorch 2.9.1 is installed: pip install 'torch==2.15.*'" in run([sys.executable, "-c", code])
+
+
+def public_names(owner):
+    return {name for name in dir(owner) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", [fleet, fleet.optim], ids=["fleet", "fleet.optim"])
+def test_every_public_name_has_a_text(module):
+    bare = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            continue
+        if not (value.__doc__ or "").strip():
+            bare.append(name)
+        if inspect.isclass(value) and not issubclass(value, (BaseException, fleet.optim._Optimizer)) and value is not fleet.DistributedStrategy:
+            bare += [f"{name}.{member}" for member in public_names(value) if not (getattr(value, member).__doc__ or "").strip()]
+    assert not bare
+
+
+def test_help_of_the_budget_suffices():
+    text = run([sys.executable, "-c", "import fleet; help(fleet.MemoryBudget)"])
+    for words in ("budget.step(lambda: model(**batch).loss)", '"50% of plain"', "with budget.forward():", "budget.attach(model)", "offload"):
+        assert words in text
+
+
+def stub_names():
+    """Names of the stubs, with the members of their classes."""
+    with open(os.path.join(PACKAGE, "__init__.pyi")) as file:
+        tree = ast.parse(file.read())
+    names = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            members = [m.name for m in node.body if isinstance(m, ast.FunctionDef)]
+            members += [m.target.id for m in node.body if isinstance(m, ast.AnnAssign)]
+            names[node.name] = set(members)
+        elif isinstance(node, ast.FunctionDef):
+            names[node.name] = None
+        elif isinstance(node, ast.ImportFrom) and node.module is None:
+            names.update({alias.name: None for alias in node.names})
+    return names
+
+
+def test_stubs_have_every_name_and_no_other():
+    stubs = stub_names()
+    assert set(fleet.__all__) - set(stubs) == set()
+    for name, members in stubs.items():
+        value = fleet.DistributedStrategy() if name == "DistributedStrategy" else getattr(fleet, name, None)
+        if members is None or value is None or isinstance(value, type) and issubclass(value, BaseException):
+            continue
+        assert {m for m in members if not m.startswith("_")} == public_names(value) | ({"load"} if name == "DistributedStrategy" else set()), name
+
+
+LONG = """
+import torch, fleet
+net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+{setup}
+print("ready", flush=True)
+while True:
+    {step}
+"""
+STEPS = {
+    "budget": ('budget = fleet.MemoryBudget("1GiB")', "budget.step(lambda: net(torch.ones(64, 256)).sum())"),
+    "minimize": ("optimizer = fleet.distributed_optimizer(fleet.optim.SGD(net, lr=0.0))", "optimizer.minimize(torch.ones(64, 256), lambda x: net(x).mean())"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_control_c_ends_a_run(name):
+    setup, step = STEPS[name]
+    program = subprocess.Popen([sys.executable, "-u", "-c", LONG.format(setup=setup, step=step)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    while "ready" not in (line := program.stdout.readline()):
+        assert line, program.stderr.read()
+    time.sleep(0.5)
+    program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode != 0
+    assert "KeyboardInterrupt" in errors or "stop" in errors.lower(), errors
+
+
+def test_a_wheel_imports_beside_torch_alone(request, tmp_path):
+    if not request.config.getoption("--wheel"):
+        pytest.skip("builds the library once more: --wheel")
+    wheels = tmp_path / "wheels"
+    run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", wheels, ROOT])
+    (wheel,) = glob.glob(str(wheels / "*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    assert not [name for name in names if "libtorch" in name or "libc10" in name or "libgomp" in name]
+    assert {"fleet/__init__.pyi", "fleet/py.typed", "fleet/bin/fleetrun"} <= set(names)
+    # A folder with torch and what it needs, and the wheel.
+    import torch
+
+    site = os.path.dirname(os.path.dirname(torch.__file__))
+    for name in os.listdir(site):
+        if not os.path.exists(tmp_path / "site" / name) and not name.startswith("fleet"):
+            os.symlink(os.path.join(site, name), tmp_path / "site" / name)
+    code = "import fleet, torch; n = torch.nn.Linear(4, 4); fleet.MemoryBudget('1GiB').step(lambda: n(torch.ones(2, 4)).sum()); print(fleet.__file__, n.weight.grad.sum().item())"
+    result = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert str(tmp_path) in result.stdout and result.stdout.split()[-1] == "32.0"
+    shutil.rmtree(tmp_path / "site")
