@@ -16,6 +16,7 @@
 #include "fleet/train/train_config.h"
 
 // Training: a strategy, an optimizer over it, epochs, snapshots.
+#include "fleet/ops/fast_ops.h"
 #include "fleet/snapshot/snapshots.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/distributed_strategy.h"
