@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
+#include <map>
 
 #include "fleet/comm/rendezvous/thread_stop.h"
 #include "fleet/core/error.h"
@@ -21,7 +21,6 @@ constexpr auto kBeatEvery = 1s;
 constexpr int64_t kMostFailures = 65536;  // of one attempt
 constexpr std::ptrdiff_t kMostLines = 100;
 constexpr size_t kMostText = 4000;
-constexpr auto kSilence = 10s;    // without a heartbeat a launcher counts as lost
 constexpr auto kThreadEnds = 1s;  // longer: it blocks in the store
 
 std::string name_of(const Cluster& cluster, int node) {
@@ -45,8 +44,8 @@ std::string times_lost_key(int node) { return format("lost/{}", node); }
 
 // Kept alive by the thread as well: a thread that blocks in the store is detached at the end.
 struct NodeCoordinator::Shared : comm::ThreadStop {
-  Shared(const comm::Store& store, const Cluster& cluster)
-      : cluster(cluster), count(static_cast<int>(cluster.nodes.size())) {
+  Shared(const comm::Store& store, const Cluster& cluster, std::chrono::seconds silence)
+      : cluster(cluster), count(static_cast<int>(cluster.nodes.size())), silence(silence) {
     if (count > 1) table = store.duplicate().prefixed("fleetrun");
     last_beat.assign(cluster.nodes.size(), {0, Clock::now()});
   }
@@ -54,12 +53,14 @@ struct NodeCoordinator::Shared : comm::ThreadStop {
   void run();
   void exchange();
   void beat();
+  void count_as_back();
   void send(std::function<void(comm::Store&)> message);
   std::string key(const std::string& name) const { return format("attempt/{}/{}", attempt, name); }
   bool alone() const { return count == 1; }
 
   const Cluster cluster;
   const int count;
+  const std::chrono::seconds silence;
   std::optional<comm::Store> table;  // used by the thread only
 
   // Guarded by `mutex`.
@@ -67,8 +68,8 @@ struct NodeCoordinator::Shared : comm::ThreadStop {
   int attempt = 0;
   State state;
   std::optional<Failure> store_failure;  // node 0 has ended
-  std::set<int> lost_nodes;              // without a heartbeat; known to node 0
-  int64_t left = 0;                      // nodes that have left
+  std::map<int, int> lost_nodes;         // to the attempt they were lost in; known to node 0
+  int64_t left = 0;                      // nodes that have left in this attempt
   Clock::time_point last_contact = Clock::now();
 
   struct Beat {
@@ -132,12 +133,25 @@ void NodeCoordinator::Shared::exchange() {
     if (const auto text = table->try_get(key_now("root_cause"))) fresh.root_cause = received(*text);
   fresh.ready = static_cast<int>(table->add(key_now("ready"), 0));
   fresh.done = static_cast<int>(table->add(key_now("done"), 0));
-  const auto gone = table->add("left", 0);
+  const auto gone = table->add(key_now("left"), 0);
 
   lock.lock();
-  left = gone;
-  if (attempt == now_attempt) state = std::move(fresh);
+  if (attempt == now_attempt) {
+    state = std::move(fresh);
+    left = gone;
+    if (state.ready == count) count_as_back();
+  }
   wake.notify_all();
+}
+
+// All nodes have reached this attempt, those that an earlier one lost included, whether or not
+// their heartbeat has been looked at since.
+void NodeCoordinator::Shared::count_as_back() {
+  std::erase_if(lost_nodes, [&](const auto& lost) {
+    if (lost.second >= attempt) return false;
+    last_beat[static_cast<size_t>(lost.first)].seen = Clock::now();
+    return true;
+  });
 }
 
 // All nodes have a heartbeat; node 0 checks them and reports losses. The others detect the loss of
@@ -154,13 +168,16 @@ void NodeCoordinator::Shared::beat() {
       const std::lock_guard lock(mutex);
       lost_nodes.erase(node);  // it has rejoined
     }
-    const bool has_left = table->try_get(format("left/{}", node)).has_value();
-    if (has_left || Clock::now() - last.seen < kSilence) continue;
-    const std::lock_guard lock(mutex);
-    if (!lost_nodes.insert(node).second) continue;
+    if (Clock::now() - last.seen < silence) continue;
+    std::unique_lock lock(mutex);
+    const auto left_key = key(format("left/{}", node));
+    lock.unlock();
+    if (table->try_get(left_key)) continue;
+    lock.lock();
+    if (!lost_nodes.try_emplace(node, attempt).second) continue;
     const Failure failure{.node = node,
                           .what = format("fleetrun on {} has had no heartbeat for {} s",
-                                         name_of(cluster, node), kSilence.count())};
+                                         name_of(cluster, node), silence.count())};
     outgoing.push_back([text = failure.to_json(), prefix = format("attempt/{}/", attempt),
                         key = times_lost_key(node)](comm::Store& store) {
       store.add(key, 1);
@@ -169,8 +186,9 @@ void NodeCoordinator::Shared::beat() {
   }
 }
 
-NodeCoordinator::NodeCoordinator(const comm::Store& store, const Cluster& cluster)
-    : shared_(std::make_shared<Shared>(store, cluster)) {
+NodeCoordinator::NodeCoordinator(const comm::Store& store, const Cluster& cluster,
+                                 std::chrono::seconds silence)
+    : shared_(std::make_shared<Shared>(store, cluster, silence)) {
   if (!shared_->alone()) shared_->thread = std::thread([shared = shared_] { shared->run(); });
 }
 
@@ -181,6 +199,7 @@ void NodeCoordinator::begin(int attempt) {
     const std::lock_guard lock(shared_->mutex);
     shared_->attempt = attempt;
     shared_->state = {};
+    shared_->left = 0;
     if (shared_->alone()) shared_->state.ready = 1;
   }
   if (shared_->alone()) return;
@@ -195,12 +214,12 @@ NodeCoordinator::State NodeCoordinator::state() const {
   const std::lock_guard lock(shared_->mutex);
   State state = shared_->state;
   if (shared_->alone()) return state;
-  state.lost_nodes.assign(shared_->lost_nodes.begin(), shared_->lost_nodes.end());
+  for (const auto& [node, attempt] : shared_->lost_nodes) state.lost_nodes.push_back(node);
   auto store_failure = shared_->store_failure;
-  if (!store_failure && Clock::now() - shared_->last_contact > kSilence)
+  if (!store_failure && Clock::now() - shared_->last_contact > shared_->silence)
     store_failure = Failure{.node = 0,
                             .what = format("the store of {} has not answered for {} s",
-                                           name_of(shared_->cluster, 0), kSilence.count()),
+                                           name_of(shared_->cluster, 0), shared_->silence.count()),
                             .restartable = false};
   if (store_failure) {
     state.failures.push_back(*store_failure);
@@ -243,15 +262,16 @@ void NodeCoordinator::set_root_cause(const Failure& failure) {
 
 void NodeCoordinator::leave(std::chrono::duration<double> limit) {
   if (shared_->alone()) return;
-  shared_->send([node = shared_->cluster.node_rank](comm::Store& store) {
-    store.set(format("left/{}", node), "yes");
-    store.add("left", 1);
-  });
+  shared_->send(
+      [key = shared_->key("left"), node = shared_->cluster.node_rank](comm::Store& store) {
+        store.set(format("{}/{}", key, node), "yes");
+        store.add(key, 1);
+      });
   std::unique_lock lock(shared_->mutex);
   shared_->wake.wait_for(lock, limit, [&] {
     if (shared_->ended) return true;
     if (shared_->cluster.node_rank != 0)  // do not wait for a store that does not answer
-      return shared_->outgoing.empty() || Clock::now() - shared_->last_contact > kSilence;
+      return shared_->outgoing.empty() || Clock::now() - shared_->last_contact > shared_->silence;
     return shared_->left + static_cast<int64_t>(shared_->lost_nodes.size()) >= shared_->count;
   });
 }

@@ -29,7 +29,9 @@ constexpr auto kAttemptKey = "attempt";
 ///   coordinator.state().failures;      // of all nodes, oldest first
 class NodeCoordinator {
  public:
-  NodeCoordinator(const comm::Store& store, const Cluster& cluster);
+  /// A launcher without a heartbeat for `silence` counts as lost.
+  NodeCoordinator(const comm::Store& store, const Cluster& cluster,
+                  std::chrono::seconds silence = std::chrono::seconds(10));
   ~NodeCoordinator();
   NodeCoordinator(const NodeCoordinator&) = delete;
   NodeCoordinator& operator=(const NodeCoordinator&) = delete;
@@ -52,7 +54,8 @@ class NodeCoordinator {
   /// Node 0 chooses the failure that all nodes report.
   void set_root_cause(const Failure& failure);
 
-  /// Leaves; node 0, which hosts the store, first waits for the others, for `limit` at most.
+  /// Leaves the attempt, and with it the job; node 0, which hosts the store, first waits for the
+  /// others, for `limit` at most.
   void leave(std::chrono::duration<double> limit);
 
  private:
