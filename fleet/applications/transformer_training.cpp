@@ -18,7 +18,7 @@
 namespace fleet::applications {
 namespace {
 
-constexpr int64_t kSyntheticVocabulary = 67;  // all of the words that synthetic sequences have
+constexpr int64_t kSyntheticTokens = 67;  // all of the words that synthetic sequences have
 
 using Pairs = std::shared_ptr<const Dataset>;
 
@@ -81,9 +81,9 @@ TransformerData load_transformer_data(const TransformerDataOptions& options,
   if (options.data == "synthetic") {
     const SampleRange train{.count = options.samples};
     const SampleRange test{.first = options.samples, .count = options.samples / 20 + 1};
-    auto data = share_out(synthetic_translation(kSyntheticVocabulary, options.seq, train),
-                          synthetic_translation(kSyntheticVocabulary, options.seq, test), config);
-    data.vocab = kSyntheticVocabulary;
+    auto data = share_out(synthetic_translation(kSyntheticTokens, options.seq, train),
+                          synthetic_translation(kSyntheticTokens, options.seq, test), config);
+    data.vocab = kSyntheticTokens;
     return data;
   }
   const std::filesystem::path folder = options.data;

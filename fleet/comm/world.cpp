@@ -17,6 +17,7 @@
 #include "fleet/core/process/training_devices.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/printable.h"
+#include "fleet/core/torch/cpu_features.h"
 
 namespace fleet {
 namespace {
@@ -244,6 +245,7 @@ void init(const RoleMaker& role) {
   if (!role.knows_local_ranks) setup = set_up_process(world->role.local_world_size);
   log::info("init", format("{} rank{} ({}), {}", role.world_size, role.world_size == 1 ? "" : "s",
                            world->role.source, setup));
+  if (const auto text = compat::amx_workaround(); !text.empty()) log::info("init", text);
   state() = world.release();
   stop_threads_at_exit();
 }

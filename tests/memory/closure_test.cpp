@@ -3,9 +3,11 @@
 // for bit.
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <thread>
 
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -43,6 +45,33 @@ class AtMarks : public TapePolicy {
  private:
   Treatment treatment_;
   bool alone_;
+};
+
+// Counts the calls of each op on this thread while it lives.
+class OpCounts {
+ public:
+  OpCounts()
+      : handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(&OpCounts::count).scopes({at::RecordScope::FUNCTION}))) {
+    counts().clear();
+  }
+  ~OpCounts() { at::removeCallback(handle_); }
+  OpCounts(const OpCounts&) = delete;
+  OpCounts& operator=(const OpCounts&) = delete;
+
+  int of(const std::string& name) const { return counts()[name]; }
+
+ private:
+  static std::map<std::string, int>& counts() {
+    thread_local std::map<std::string, int> map;
+    return map;
+  }
+  static std::unique_ptr<at::ObserverContext> count(const at::RecordFunction& function) {
+    ++counts()[function.name()];
+    return nullptr;
+  }
+
+  at::CallbackHandle handle_;
 };
 
 class Closures : public ::testing::Test {
@@ -250,6 +279,24 @@ TEST_F(Closures, ReplaysTakeTheKernelsOfTheForward) {
         return checkpoint(y.square() * y.sin(), "second").square().sum();
       },
       {w, b, x});
+}
+
+// The bits may agree on a CPU whose kernels add in the same order: by the ops that are called.
+TEST_F(Closures, ReplaysCallTheOpsOfTheForward) {
+  const auto w = leaf({192, 64}), b = leaf({192}), x = leaf({2, 64, 64});
+  const auto loss = [&] {
+    const auto y = checkpoint(torch::linear(x.tanh().transpose(0, 1), w, b), "first");
+    return checkpoint(y.square() * y.sin(), "second").square().sum();
+  };
+  const auto products_in = [&](TapePolicy* policy) {
+    OpCounts counts;
+    gradients(loss, {w, b, x}, policy);
+    return counts.of("aten::addmm") * 1000 + counts.of("aten::bmm");
+  };
+  const auto plain = products_in(nullptr);
+  EXPECT_EQ(plain, 1000) << "the forward is a folded product";
+  AtMarks drop(Treatment::kDrop);
+  EXPECT_EQ(products_in(&drop), 2000) << "and so is the replay";
 }
 
 TEST_F(Closures, GradientsMayBeTakenInsideTheForward) {

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "fleet/core/torch/cpu_features.h"
 #include "fleet/precision/autocast.h"
 
 #include "tests/support/error_of.h"
@@ -49,6 +50,18 @@ TEST(LowPrecisionSpeedTest, WarnsExactlyWhereItWouldBeSlower) {
 TEST(LowPrecisionSpeedTest, RefusesOtherTypes) {
   EXPECT_TRUE(says(error_message_of([] { low_precision_slowdown(torch::kFloat); }),
                    "[amp] Float is no low precision"));
+}
+
+TEST(CpuFeatures, AmxWithoutPalettesIsNotUsed) {
+  using compat::is_amx_broken;
+  EXPECT_FALSE(is_amx_broken({}));
+  EXPECT_FALSE(is_amx_broken({.has_tiles = true, .max_palette = 1, .max_tiles = 8}));
+  EXPECT_TRUE(is_amx_broken({.has_tiles = true}));
+  EXPECT_TRUE(is_amx_broken({.has_tiles = true, .max_palette = 1}));
+  if (!is_amx_broken(compat::amx_info())) EXPECT_EQ(compat::amx_workaround(), "");
+  // Ends the process where tiles are used that cannot be configured.
+  const auto x = torch::ones({64, 64}, torch::kBFloat16);
+  EXPECT_TRUE(torch::matmul(x, x).equal(torch::full({64, 64}, 64.0, torch::kBFloat16)));
 }
 
 }  // namespace

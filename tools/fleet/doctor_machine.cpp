@@ -28,6 +28,7 @@
 #include "fleet/core/process/process_setup.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/torch/cpu_features.h"
 #include "fleet/ops/update_kernels.h"
 #include "fleet/precision/low_precision_speed.h"
 
@@ -137,6 +138,10 @@ Finding kernels_finding() {
 Finding bf16_finding() {
   const double slowdown = precision::low_precision_slowdown(torch::kBFloat16);
   const auto found = format("a matrix product takes {:.2f} times as long as in fp32", slowdown);
+  if (!compat::amx_workaround().empty()) {
+    return {State::kAdvice, "bf16", format("{}; {}", found, compat::amx_workaround()),
+            "nothing to do for programs of Fleet; set the variable for other programs of PyTorch"};
+  }
   if (precision::low_precision_warning(torch::kBFloat16)) {
     return {State::kAdvice, "bf16", found,
             "leave amp off here unless memory is what is short: it saves memory, not time"};

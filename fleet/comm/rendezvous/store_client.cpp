@@ -36,7 +36,7 @@ using wire::Op;
 using wire::Reader;
 using wire::Writer;
 
-constexpr milliseconds kRetryEvery{100};
+constexpr milliseconds kConnectAgainEvery{100};
 constexpr auto kLongestTry = 5s;         // per address, if the name has several
 constexpr auto kLongestHandshake = 20s;  // a stopped server may accept and not answer
 constexpr auto kLeastTimeout = 60s;      // for short outages of the network
@@ -109,7 +109,7 @@ StoreClient::StoreClient(StoreEndpoint peer, milliseconds timeout, WaitNotice* n
   while (true) {
     const auto reason = connect(deadline);
     if (reason.empty()) return;
-    if (Clock::now() + kRetryEvery >= deadline) {
+    if (Clock::now() + kConnectAgainEvery >= deadline) {
       throw StoreUnreachable(
           "comm",
           format("nothing answers at {} after {:.3g} s ({}), so this process cannot join "
@@ -119,7 +119,7 @@ StoreClient::StoreClient(StoreEndpoint peer, milliseconds timeout, WaitNotice* n
           "--master) name it, and that no firewall is between");
     }
     if (notice != nullptr) notice->log_if_due(format("the store at {} ({})", peer_.name, reason));
-    std::this_thread::sleep_for(kRetryEvery);
+    std::this_thread::sleep_for(kConnectAgainEvery);
   }
 }
 
