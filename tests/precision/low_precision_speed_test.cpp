@@ -58,7 +58,9 @@ TEST(CpuFeatures, AmxWithoutPalettesIsNotUsed) {
   EXPECT_FALSE(is_amx_broken({.has_tiles = true, .max_palette = 1, .max_tiles = 8}));
   EXPECT_TRUE(is_amx_broken({.has_tiles = true}));
   EXPECT_TRUE(is_amx_broken({.has_tiles = true, .max_palette = 1}));
-  if (!is_amx_broken(compat::amx_info())) EXPECT_EQ(compat::amx_workaround(), "");
+  if (!is_amx_broken(compat::amx_info())) {
+    EXPECT_EQ(compat::amx_workaround(), "");
+  }
   // Ends the process where tiles are used that cannot be configured.
   const auto x = torch::ones({64, 64}, torch::kBFloat16);
   EXPECT_TRUE(torch::matmul(x, x).equal(torch::full({64, 64}, 64.0, torch::kBFloat16)));

@@ -99,7 +99,9 @@ Result train(int ranks, Form form, int64_t k_steps, DistributedStrategy strategy
     }
     for (const auto& span : optimizer.arena().spans()) {
       if (comm->rank() == 0) result.parameters.push_back(span.value.detach().clone());
-      if (!strategy.localsgd) EXPECT_TRUE(testing::same_everywhere(comm, span.value));
+      if (!strategy.localsgd) {
+        EXPECT_TRUE(testing::same_everywhere(comm, span.value));
+      }
     }
   });
   return result;

@@ -59,6 +59,11 @@ uint64_t signature_of(const Collective& call) {
   return hash.value();
 }
 
+// An empty tensor has no address.
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
 }  // namespace
 
 struct SharedCalls::Control {
@@ -183,7 +188,7 @@ void SharedCalls::post(const Collective& call, uint32_t number) {
   char* to = own.data;
   for (size_t i = 0; sends && i < sent_tensors(call); ++i) {
     const auto& tensor = call.tensors[i];
-    std::memcpy(to, tensor.const_data_ptr(), tensor.nbytes());
+    copy_bytes(to, tensor.const_data_ptr(), tensor.nbytes());
     to += aligned(static_cast<int64_t>(tensor.nbytes()));
   }
   control(rank_).posted.advance_to(number);
@@ -214,14 +219,14 @@ void SharedCalls::complete(const Collective& call, uint32_t number) {
       }
       case Collective::Kind::kBroadcast:
         if (call.root != rank_) {
-          std::memcpy(tensor.mutable_data_ptr(), input(call.root), tensor.nbytes());
+          copy_bytes(tensor.mutable_data_ptr(), input(call.root), tensor.nbytes());
         }
         break;
       case Collective::Kind::kAllGather:
         for (int rank = 0; rank < memory_.size(); ++rank) {
-          std::memcpy(static_cast<char*>(call.tensors[1].mutable_data_ptr()) +
-                          static_cast<size_t>(rank) * tensor.nbytes(),
-                      input(rank), tensor.nbytes());
+          copy_bytes(static_cast<char*>(call.tensors[1].mutable_data_ptr()) +
+                         static_cast<size_t>(rank) * tensor.nbytes(),
+                     input(rank), tensor.nbytes());
         }
         break;
       default:

@@ -64,7 +64,8 @@ FLEET_INLINE void store(uint16_t* p, Floats x) {
   const Bits bits = (Bits)x;
   const Bits rounded = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
   const Ints is_nan = (Ints)(bits & 0x7fffffffu) > 0x7f800000;
-  const Halves result = __builtin_convertvector((Bits)(is_nan ? (Bits{} + 0x7fc0u) : rounded), Halves);
+  const Halves result =
+      __builtin_convertvector((Bits)(is_nan ? (Bits{} + 0x7fc0u) : rounded), Halves);
   __builtin_memcpy(p, &result, sizeof(result));
 }
 
@@ -128,6 +129,7 @@ FLEET_INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) /
 
 // 2^t to 3e-9, for t <= 127; below -126 it stays at 2^-126. The polynomial interpolates 2^f at the
 // Chebyshev nodes of [-0.5, 0.5]. Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+// Lanes beyond the last element may hold anything.
 FLEET_INLINE Floats exp2_of(Floats t) {
   t = larger(splat(-126.0f), t);
   const Floats shifted = t + 12582912.0f;
@@ -139,7 +141,7 @@ FLEET_INLINE Floats exp2_of(Floats t) {
   p = p * f + 2.402265092e-1f;
   p = p * f + 6.931472067e-1f;
   p = p * f + 1.0f;
-  return (Floats)((Ints)p + ((Ints)shifted << 23));
+  return (Floats)((Bits)p + ((Bits)shifted << 23));
 }
 constexpr float kLog2e = 1.44269504088896f;
 FLEET_INLINE Floats exp_of(Floats x) { return exp2_of(x * kLog2e); }
