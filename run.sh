@@ -20,5 +20,5 @@ cat <<'END'
 Try next:
   ./run.sh --memory_budget 72MiB                                                 # the same batch in less memory: more is recomputed
   ./run.sh --plain --localsgd --localsgd_configs.k_steps 4                       # small batches, parameters averaged every fourth update
-  build/bin/fashion_mnist --memory_budget 64MiB --batch_size 4096 --plan_only    # what a plan would recompute, without training
+  build/bin/fashion_mnist --memory_budget 64MiB --batch_size 4096 --gradient_merge --plan_only   # what a plan would recompute, without training
 END

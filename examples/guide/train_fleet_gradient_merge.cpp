@@ -7,7 +7,7 @@
 namespace X = fleet;
 
 int train(int argc, char** argv) {
-  auto configs = X::parse_train_configs(argc, argv);
+  auto configs = X::parse_train_configs(argc, argv, {}, {.reads = {"lr", "momentum", "seed"}});
   fleet::init({.is_collective = true});
   torch::manual_seed(configs.seed);
 

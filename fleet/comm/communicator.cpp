@@ -246,4 +246,11 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) c
   return std::shared_ptr<Communicator>(new Communicator(*this, transport_->duplicate(name)));
 }
 
+int Communicator::ranks_on_host() const {
+  if (!watch_) return 1;
+  const auto& peers = watch_->peers();
+  const auto& own = peers.at(static_cast<size_t>(rank_)).host_id;
+  return static_cast<int>(std::ranges::count(peers, own, &PeerIdentity::host_id));
+}
+
 }  // namespace fleet::comm

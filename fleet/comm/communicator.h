@@ -110,6 +110,8 @@ class Communicator {
              const std::vector<torch::Tensor>& tensors);
   /// Identities of the peers; nullptr in a group of one.
   const PeerWatch* watch() const { return watch_.get(); }
+  /// How many of the group run on this machine, this one included.
+  int ranks_on_host() const;
 
  private:
   Communicator(const Communicator& other, std::shared_ptr<Transport> transport);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/fnv1a.h"
 #include "fleet/core/log.h"
@@ -252,6 +253,7 @@ void DataParallel::launch(size_t index) {
   }
   torch::Tensor sent;
   if (half) {
+    const AllocationTag tag(allocation::kCommunication);
     halves_[index] = bucket_tensor(index).to(torch::kHalf);
     sent = halves_[index];
   } else {

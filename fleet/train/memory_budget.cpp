@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "fleet/comm/communicator.h"
+#include "fleet/comm/world.h"
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/error_message.h"
@@ -132,7 +134,8 @@ class LeafGradients {
 }  // namespace
 
 struct MemoryBudget::State {
-  explicit State(const MemoryBudgetOptions& options) : strategy(configs_of(options)) {}
+  explicit State(const MemoryBudgetOptions& options)
+      : strategy(configs_of(options), is_initialized() ? world()->ranks_on_host() : 1) {}
 
   // Backward ended, on whichever thread.
   void end(bool succeeded) {

@@ -5,7 +5,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "fleet/comm/rendezvous/peer_watch.h"
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
@@ -16,16 +15,7 @@
 #include "fleet/train/strategy_check.h"
 
 namespace fleet {
-namespace {
-
-int ranks_on_host(const comm::Communicator& comm) {
-  if (comm.watch() == nullptr) return 1;
-  const auto& peers = comm.watch()->peers();
-  const auto& own = peers.at(static_cast<size_t>(comm.rank())).host_id;
-  return static_cast<int>(std::ranges::count(peers, own, &comm::PeerIdentity::host_id));
-}
-
-}  // namespace
+namespace {}  // namespace
 
 TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
                              const DistributedStrategy& asked_strategy,
@@ -46,7 +36,7 @@ TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
     merge = optim::GradientMerge(gradient_merge_options(strategy.gradient_merge_configs));
   }
   if (strategy.recompute) {
-    memory = std::make_unique<MemoryStrategy>(strategy.recompute_configs, ranks_on_host(*comm));
+    memory = std::make_unique<MemoryStrategy>(strategy.recompute_configs, comm->ranks_on_host());
   } else {
     plain_memory = std::make_unique<PlainMemory>();
   }

@@ -30,7 +30,7 @@ struct UpdateReport {
   bool synced = false;     // local SGD: parameters were averaged after this update
   bool stop = false;       // some rank was asked to stop (stop_request.h); the same on all ranks
   int64_t sync_every = 1;  // updates between two averages from here on; 1: gradients are shared
-  std::optional<double> gradient_norm = {};  // before clipping; known with amp or max_grad_norm
+  std::optional<double> gradient_norm = {};  // before clipping; of every update
   double seconds = 0;                        // wall time of the call
   double total_seconds = 0;                  // of all calls so far
   double exposed_communication_s = 0;        // part of `seconds` spent waiting for other ranks

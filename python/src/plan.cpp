@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "fleet/comm/communicator.h"
+#include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/process/memory_limit.h"
 #include "fleet/core/text/byte_size.h"
@@ -65,7 +67,7 @@ PlanView plan_on_meta(const py::object& loss, const std::string& budget, double 
   const auto bytes =
       amount->unit == memory::BudgetAmount::Unit::kShareOfPlain
           ? static_cast<int64_t>(static_cast<double>(plain.predicted_peak) * amount->share)
-          : amount->of(memory_limit(), /*ranks_on_host=*/1);
+          : amount->of(memory_limit(), is_initialized() ? world()->ranks_on_host() : 1);
   auto plan = memory::make_plan(*profile, {.budget = bytes});
   if (!plan) {
     const auto least = memory::least_memory(*profile).predicted_peak;

@@ -75,6 +75,26 @@ class GuideProgramsTest : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
+// Flags that a program does not read are not in its help, and those that it reads are.
+TEST_F(GuideProgramsTest, FlagsAreWhatTheSourceReads) {
+  const std::filesystem::path sources(FLEET_SOURCE_DIR "/examples/guide");
+  int programs = 0;
+  for (const auto& file : std::filesystem::directory_iterator(sources)) {
+    if (file.path().extension() != ".cpp") continue;
+    ++programs;
+    const auto source = contents(file.path());
+    Launched run({"--nproc_per_node=1", beside(file.path().stem()), "--help"});
+    ASSERT_EQ(run.wait(kPatience), 0) << run.output();
+    const auto help = run.log(0);
+    for (const std::string flag : {"lr", "momentum", "beta1", "batch_size", "epochs", "seed"}) {
+      const bool is_read = source.find("configs." + flag) != source.npos;
+      EXPECT_EQ(help.find("\n  --" + flag + " ") != help.npos, is_read) << file.path() << flag;
+    }
+    EXPECT_EQ(help.find("--snapshot_dir"), help.npos) << file.path();
+  }
+  EXPECT_EQ(programs, 7);
+}
+
 TEST_F(GuideProgramsTest, Guide000RecomputesBert) {
   write_text(53 * 2 * 4);
   const auto text = output_of("bert_recompute", {"--lr=0.01"});

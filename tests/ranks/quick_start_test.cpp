@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quick start as a newcomer meets it, with a small data set that this file makes.
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <sstream>
 
 #include <gtest/gtest.h>
 
@@ -61,6 +63,42 @@ class QuickStartTest : public testing::Test {
 
   TemporaryFolder data_;
 };
+
+// The words of a command in run.sh, from behind `program` on, with smaller batches.
+Words command_of_run_sh(const std::string& program) {
+  std::string text = contents(std::filesystem::path(FLEET_SOURCE_DIR) / "run.sh");
+  text.erase(0, text.find(program) + program.size());
+  std::istringstream words(text.substr(0, text.find_first_of("\"#")));
+  Words flags;
+  for (std::string word; words >> word;) {
+    if (word == "\\") continue;
+    if (!flags.empty() && flags.back() == "--batch_size") word = "128";
+    if (!flags.empty() && flags.back().ends_with(".micro_batch_size")) word = "32";
+    flags.push_back(word);
+  }
+  return flags;
+}
+
+TEST_F(QuickStartTest, RunShTrainsWithALargeBatchWithinItsBudget) {
+  write_data(2560, 100);
+  const auto flags = command_of_run_sh("--nproc_per_node 2 build/bin/fashion_mnist --batch_size");
+  Words all = {"--batch_size", "128"};
+  all.insert(all.end(), flags.begin() + 1, flags.end());
+  ASSERT_TRUE(std::ranges::find(all, "--lars") != all.end());
+  Launched run(on_ranks(2, all));
+  ASSERT_EQ(run.wait(std::chrono::seconds(120)), 0) << run.output();
+  EXPECT_TRUE(says(run.output(),
+                   "[batch] global batch 256 = micro-batch 32 x 4 accumulated x 2 ranks",
+                   "[memory] plain training of 128 samples at once would take about ",
+                   "the budget in force is 96.00 MiB", "[test] epoch 8: top-1 "));
+}
+
+TEST_F(QuickStartTest, RunShsHintPrintsAPlan) {
+  write_data(600, 100);
+  Launched run(on_ranks(1, command_of_run_sh("\n  build/bin/fashion_mnist ")));
+  ASSERT_EQ(run.wait(std::chrono::seconds(120)), 0) << run.output();
+  EXPECT_TRUE(says(run.output(), "predicted peak "));
+}
 
 TEST_F(QuickStartTest, AfterAKillTheSameCommandGoesOnAndEndsAlike) {
   write_data(600, 100);

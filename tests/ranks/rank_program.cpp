@@ -12,6 +12,7 @@
 //                                  only when rank 0 has come to its first average, and made FILE
 //   plan_only                      asks for a plan; rank 1 meets another size of batch in its third
 //                                  update, and has all its plans later than rank 0
+//   budget                         has a budget of 10% without an optimizer of Fleet
 //   leaves_early                   trains; rank 1 stops after three updates and ends in order
 //   throw_while_pending | one_less | group_alone | absent | early_exit | init_twice | before_init
 
@@ -198,6 +199,15 @@ int throw_while_pending() {
   throw fleet::Error("app", "sample 7 is not a picture");
 }
 
+int budget() {
+  fleet::init();
+  fleet::MemoryBudget budget({.budget = "10%"});
+  const auto weight = torch::ones({4}).requires_grad_();
+  budget.step([&] { return weight.square().sum(); });
+  say(fleet::format("granted {}", budget.report().budget));
+  return 0;
+}
+
 int one_less() {
   fleet::init();
   fleet::barrier_worker();
@@ -235,6 +245,7 @@ int body(int argc, char** argv) {
   if (mode == "calls") return calls();
   if (mode == "local_log" && argc == 3) return local_log(argv[2]);
   if (mode == "plan_only") return plan_only();
+  if (mode == "budget") return budget();
   if (mode == "one_less") return one_less();
   if (mode == "group_alone") return group_alone();
   if (mode == "throw_while_pending") return throw_while_pending();

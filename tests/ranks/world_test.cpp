@@ -53,6 +53,19 @@ TEST(WorldTest, RanksKnowThemselvesAndEachOther) {
   }
 }
 
+// As with an optimizer of Fleet's.
+TEST(WorldTest, ABudgetInPercentIsSharedAmongTheRanksOfAHost) {
+  Launched alone(job(1, {"budget"})), two(job(2, {"budget"}));
+  ASSERT_EQ(alone.wait(), 0) << alone.output();
+  ASSERT_EQ(two.wait(), 0) << two.output() << two.log(1);
+  EXPECT_TRUE(says(two.log(0), "[memory] the budget of this rank is ", "shared by 2 ranks"));
+  const auto whole = std::stoll(after(alone.log(0), "granted"));
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_NEAR(static_cast<double>(std::stoll(after(two.log(rank), "granted"))),
+                static_cast<double>(whole) / 2, 1 + 0.1 * static_cast<double>(whole));
+  }
+}
+
 TEST(WorldTest, RanksEndTogetherWhenTheLastOfThemHasItsPlan) {
   Launched ranks(job(2, {"plan_only"}));
   ASSERT_EQ(ranks.wait(), 0) << ranks.output() << ranks.log(1);

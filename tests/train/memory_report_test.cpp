@@ -182,5 +182,25 @@ TEST(PlanReplaced, SaysWhy) {
   EXPECT_EQ(times_in(tight, "[plan] "), 1 + replaced) << tight;
 }
 
+TEST(PlanReplaced, SaysThatItWasEstimated) {
+  at::set_num_threads(1);
+  const auto plain = train({}, 6, 2048);
+  const memory::BudgetAllocatorScope counting(memory::BudgetAllocator::cpu());
+  const auto text = printed_by([&] {
+    auto net = deep_net();
+    auto optimizer = distributed_optimizer(
+        std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}),
+        within(2 * plain.peak));
+    for (int i = 0; i < 9; ++i) {
+      const auto batch = small_batch(i < 4 ? 1024 : 2048, i);
+      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+    }
+  });
+  EXPECT_EQ(times_in(text, "[plan] "), 3) << text;
+  EXPECT_TRUE(says(text, "[plan] estimated from a micro-batch of 1024 samples: ",
+                   "[plan] replaces the plan before it, since that one was estimated, and this one "
+                   "is measured: a micro-batch of 2048 samples within "));
+}
+
 }  // namespace
 }  // namespace fleet::testing

@@ -59,6 +59,9 @@ inline std::unique_ptr<optim::Optimizer> small_optimizer(const std::string& name
   if (name == "Momentum") {
     return std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = lr});
   }
+  if (name == "AdamW") {
+    return std::make_unique<optim::AdamW>(net, optim::AdamWOptions{.lr = lr / 10, .epsilon = 1e-4});
+  }
   return std::make_unique<optim::Adam>(net, optim::AdamOptions{.lr = lr / 10, .epsilon = 1e-4});
 }
 

@@ -133,11 +133,18 @@ TEST(WrittenParametersTest, LocalSgdAveragesWhatWasWritten) {
 }
 
 TEST(WrittenParametersTest, AnUpdateIsSeenByAutograd) {
-  for (const auto* name : {"SGD", "Momentum", "Adam"}) {
+  struct Rule {
+    std::string optimizer;
+    bool lars = false, lamb = false;
+  };
+  for (const auto& rule : {Rule{"SGD"}, Rule{"Momentum"}, Rule{"Adam"}, Rule{"AdamW"},
+                           Rule{"Momentum", true, false}, Rule{"Adam", false, true}}) {
     for (const bool is_bf16 : {false, true}) {
       auto net = small_net();
-      auto optimizer = distributed_optimizer(small_optimizer(name, net, 0.1),
-                                             is_bf16 ? kPureBf16 : DistributedStrategy());
+      auto strategy = is_bf16 ? kPureBf16 : DistributedStrategy();
+      strategy.lars = rule.lars;
+      strategy.lamb = rule.lamb;
+      auto optimizer = distributed_optimizer(small_optimizer(rule.optimizer, net, 0.1), strategy);
       const auto x = small_batch(6, 0).data.to(net->parameters()[0].scalar_type());
       torch::Tensor y;
       {
@@ -146,7 +153,8 @@ TEST(WrittenParametersTest, AnUpdateIsSeenByAutograd) {
       }
       optimizer.minimize([&] { return mean_loss(net, small_batch(6, 1)); });
       const auto text = testing::error_message_of<c10::Error>([&] { y.backward(); });
-      EXPECT_TRUE(says(text, "modified by an inplace operation")) << name;
+      EXPECT_TRUE(says(text, "modified by an inplace operation"))
+          << rule.optimizer << rule.lars << rule.lamb;
     }
   }
 }

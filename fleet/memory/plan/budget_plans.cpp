@@ -125,7 +125,9 @@ void BudgetPlans::end_backward() {
     if (!entry.plan) entry.measured = std::min(entry.measured, kMeasurements - 1);
   }
   if (!run.profiler) return;
-  entry.estimated_from = 0;
+  if (std::exchange(entry.estimated_from, 0) > 0 && entry.plan && entry.why_again.empty()) {
+    entry.why_again = "that one was estimated, and this one is measured";
+  }
   entry.profile = std::make_shared<const StepProfile>(run.profiler->finish());
   ++entry.measured;
   entry.is_tightened = false;
