@@ -30,14 +30,57 @@ if(FLEET_SANITIZE)
   endif()
 endif()
 
-# fleet_target(NAME): flags, the shared precompiled header, and several sources as one translation unit: LibTorch's
-# headers cost each unit some seconds, torch/nn.h ten. A source whose local names another one has too is taken out with
-# SKIP_UNITY_BUILD_INCLUSION, as is by CMake itself one that has flags of its own. WITHOUT_TORCH: its sources include
-# nothing of LibTorch, and do without the precompiled header.
+# fleet_join_sources(TARGET): several sources of a target as one translation unit: those of a UNITY_GROUP, or six at a time where none
+# has one. LibTorch's headers cost each unit some seconds, torch/nn.h ten. A source stands alone where its local names are another's too
+# (SKIP_UNITY_BUILD_INCLUSION) or where it has flags of its own. CMake's own unity builds do the same, but their sources hold absolute
+# paths, so that ccache never finds what another clone has compiled.
+function(fleet_join_sources target)
+  get_target_property(join ${target} FLEET_JOIN_SOURCES)
+  if(NOT join)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  set(alone "")
+  set(groups "")
+  set(count 0)
+  foreach(source IN LISTS sources)
+    set(is_alone OFF)
+    foreach(property SKIP_UNITY_BUILD_INCLUSION COMPILE_OPTIONS COMPILE_DEFINITIONS COMPILE_FLAGS SKIP_PRECOMPILE_HEADERS HEADER_FILE_ONLY GENERATED)
+      get_source_file_property(value ${source} ${property})
+      if(value)
+        set(is_alone ON)
+      endif()
+    endforeach()
+    get_filename_component(path ${source} ABSOLUTE)
+    file(RELATIVE_PATH path ${CMAKE_SOURCE_DIR} ${path})
+    if(is_alone OR NOT source MATCHES "\\.cpp$" OR path MATCHES "^\\.\\./")
+      list(APPEND alone ${source})
+      continue()
+    endif()
+    get_source_file_property(group ${source} UNITY_GROUP)
+    if(NOT group)
+      math(EXPR group "${count} / 6")
+      math(EXPR count "${count} + 1")
+    endif()
+    list(APPEND groups ${group})
+    string(APPEND includes_${group} "#include \"${path}\"\n")
+  endforeach()
+  list(REMOVE_DUPLICATES groups)
+  foreach(group IN LISTS groups)
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/unity/${target}/unity_${group}.cpp)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${includes_${group}}" @ONLY)
+    list(APPEND alone ${file})
+  endforeach()
+  set_property(TARGET ${target} PROPERTY SOURCES ${alone})
+endfunction()
+
+# fleet_target(NAME): flags, the shared precompiled header, and joined sources, unless its property FLEET_JOIN_SOURCES is OFF in
+# the end. WITHOUT_TORCH: its sources include nothing of LibTorch, and do without the precompiled header.
 function(fleet_target name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "WITHOUT_TORCH" "" "")
+  set_target_properties(${name} PROPERTIES FLEET_JOIN_SOURCES ${FLEET_UNITY})
   if(FLEET_UNITY)
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    cmake_language(EVAL CODE "cmake_language(DEFER CALL fleet_join_sources [[${name}]])")  # once its sources have their properties
   endif()
   target_link_libraries(${name} PRIVATE fleet_flags nlohmann_json::nlohmann_json)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
@@ -50,5 +93,5 @@ if(FLEET_PCH)
   add_library(fleet_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
   target_link_libraries(fleet_pch PRIVATE fleet::torch)
   fleet_target(fleet_pch)
-  target_precompile_headers(fleet_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/pch.h)
+  target_precompile_headers(fleet_pch PRIVATE <cmake/pch.h>)  # not an absolute path, for ccache
 endif()

@@ -42,7 +42,7 @@ for control in "${controls[@]}"; do
     continue
   fi
   # By the command of a group of sources (FLEET_UNITY), with the changed one in its place.
-  compile=$(ninja -C "$build" -t commands lib/libfleet.so | grep -- '-c [^ ]*/unity_fleet_memory_tape_0') ||
+  compile=$(ninja -C "$build" -t commands lib/libfleet.so | grep -- '-c [^ ]*/unity_fleet_memory_tape_0.cpp') ||
     { echo "the build has no group of sources of fleet/memory/tape" >&2; exit 1; }
   group=$(sed -E 's/.* -c ([^ ]+).*/\1/' <<<"$compile")
   object=$(sed -E 's/.* -o ([^ ]+).*/\1/' <<<"$compile")
