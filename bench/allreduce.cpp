@@ -2,8 +2,8 @@
 #define FMT_HEADER_ONLY 1
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "fleet/comm/rendezvous/job_key.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/transport/backend.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/text/format.h"

@@ -12,7 +12,7 @@
 
 #include "fleet/applications/bert.h"
 #include "fleet/applications/resnet.h"
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/data/synthetic.h"
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/text/byte_size.h"
@@ -20,7 +20,7 @@
 #include "fleet/core/torch/interception.h"
 #include "fleet/data/text/bert_batch.h"
 #include "fleet/memory/allocator/budget_allocator.h"
-#include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/profile/meta_profile.h"
 #include "fleet/memory/plan/planner.h"
 #include "fleet/memory/tape/policies.h"
 

@@ -8,7 +8,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/data/synthetic.h"
 #include "fleet/core/process/resident_memory.h"
 #include "fleet/core/text/format.h"
 #include "fleet/optim/adam.h"

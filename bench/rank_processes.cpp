@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 

@@ -12,8 +12,8 @@
 #include "fleet/core/log.h"
 #include "fleet/core/process/stop_request.h"
 #include "fleet/core/text/format.h"
-#include "fleet/train/run_options.h"
-#include "fleet/train/train_config.h"
+#include "fleet/train/program/run_options.h"
+#include "fleet/train/program/train_config.h"
 
 // Training: a strategy, an optimizer over it, epochs, snapshots.
 #include "fleet/ops/fast_ops.h"
@@ -21,16 +21,16 @@
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/memory_budget.h"
-#include "fleet/train/train_epochs.h"
-#include "fleet/train/training_log.h"
+#include "fleet/train/program/train_epochs.h"
+#include "fleet/train/program/training_log.h"
 
 // Optimizers and learning-rate schedules.
 #include "fleet/optim/adam.h"
 #include "fleet/optim/lamb.h"
 #include "fleet/optim/lars.h"
 #include "fleet/optim/momentum.h"
-#include "fleet/optim/recipe.h"
-#include "fleet/optim/schedule.h"
+#include "fleet/optim/schedule/recipe.h"
+#include "fleet/optim/schedule/schedule.h"
 #include "fleet/optim/sgd.h"
 
 // Data: batches, loaders, images, text.
@@ -54,10 +54,10 @@
 // Applications: models with their data and loss.
 #include "fleet/applications/applications.h"
 #include "fleet/applications/bert_training.h"
-#include "fleet/applications/image_data.h"
+#include "fleet/applications/data/image_data.h"
 #include "fleet/applications/image_training.h"
-#include "fleet/applications/synthetic_data.h"
-#include "fleet/applications/synthetic_image_batch.h"
+#include "fleet/applications/data/synthetic_data.h"
+#include "fleet/applications/data/synthetic_image_batch.h"
 #include "fleet/applications/transformer_training.h"
 
 // Single strategies, for use without distributed_optimizer.

@@ -4,7 +4,7 @@
 
 #include "fuzz/target.h"
 #include "tools/fleetrun/failure.h"
-#include "tools/fleetrun/node_record.h"
+#include "tools/fleetrun/nodes/node_record.h"
 
 namespace fleet::fuzz {
 namespace {

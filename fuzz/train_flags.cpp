@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "fleet/train/train_config.h"
+#include "fleet/train/program/train_config.h"
 
 #include "fuzz/words.h"
 

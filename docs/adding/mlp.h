@@ -2,7 +2,7 @@
 #pragma once
 
 #include <fleet/fleet.h>
-#include <fleet/ops/linear.h>
+#include <fleet/ops/layers/linear.h>
 
 namespace adding {
 

@@ -15,7 +15,7 @@
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/bias_gelu.h"
 #include "fleet/ops/dropout.h"
-#include "fleet/ops/feed_forward.h"
+#include "fleet/ops/layers/feed_forward.h"
 #include "fleet/ops/linear_cross_entropy.h"
 
 namespace fleet::applications {

@@ -8,10 +8,10 @@
 #include "fleet/applications/application.h"
 #include "fleet/data/text/bert_batch.h"
 #include "fleet/data/text/masked_text.h"
-#include "fleet/ops/attention.h"
-#include "fleet/ops/embedding.h"
-#include "fleet/ops/layer_norm.h"
-#include "fleet/ops/linear.h"
+#include "fleet/ops/layers/attention.h"
+#include "fleet/ops/layers/embedding.h"
+#include "fleet/ops/layers/layer_norm.h"
+#include "fleet/ops/layers/linear.h"
 
 namespace fleet::applications {
 

@@ -13,7 +13,7 @@
 #include "fleet/metrics/weighted_mean.h"
 #include "fleet/optim/momentum.h"
 #include "fleet/train/distributed_optimizer.h"
-#include "fleet/train/train_epochs.h"
+#include "fleet/train/program/train_epochs.h"
 
 namespace fleet::applications {
 namespace {

@@ -4,11 +4,11 @@
 #include <functional>
 
 #include "fleet/applications/application.h"
-#include "fleet/applications/image_data.h"
+#include "fleet/applications/data/image_data.h"
 #include "fleet/applications/image_metrics.h"
 #include "fleet/core/model_handle.h"
-#include "fleet/train/run_options.h"
-#include "fleet/train/train_config.h"
+#include "fleet/train/program/run_options.h"
+#include "fleet/train/program/train_config.h"
 
 namespace fleet::applications {
 

@@ -9,9 +9,9 @@
 #include "fleet/applications/image_application.h"
 #include "fleet/applications/image_metrics.h"
 #include "fleet/data/batch.h"
-#include "fleet/ops/batch_norm2d.h"
-#include "fleet/ops/conv2d.h"
-#include "fleet/ops/linear.h"
+#include "fleet/ops/layers/batch_norm2d.h"
+#include "fleet/ops/layers/conv2d.h"
+#include "fleet/ops/layers/linear.h"
 
 namespace fleet::applications {
 

@@ -18,9 +18,9 @@
 #include "fleet/data/split_mix.h"
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/dropout.h"
-#include "fleet/ops/feed_forward.h"
+#include "fleet/ops/layers/feed_forward.h"
 #include "fleet/ops/linear_cross_entropy.h"
-#include "fleet/ops/multi_head_attention.h"
+#include "fleet/ops/layers/multi_head_attention.h"
 
 namespace fleet::applications {
 namespace {

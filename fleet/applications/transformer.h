@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "fleet/applications/application.h"
-#include "fleet/applications/transformer_batch.h"
-#include "fleet/ops/attention.h"
-#include "fleet/ops/embedding.h"
-#include "fleet/ops/layer_norm.h"
-#include "fleet/ops/linear.h"
+#include "fleet/applications/data/transformer_batch.h"
+#include "fleet/ops/layers/attention.h"
+#include "fleet/ops/layers/embedding.h"
+#include "fleet/ops/layers/layer_norm.h"
+#include "fleet/ops/layers/linear.h"
 
 namespace fleet::applications {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "fleet/applications/synthetic_data.h"
+#include "fleet/applications/data/synthetic_data.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/log.h"
 #include "fleet/core/text/format.h"
@@ -13,7 +13,7 @@
 #include "fleet/data/phase.h"
 #include "fleet/data/text/parallel_text.h"
 #include "fleet/metrics/weighted_mean.h"
-#include "fleet/train/train_epochs.h"
+#include "fleet/train/program/train_epochs.h"
 
 namespace fleet::applications {
 namespace {

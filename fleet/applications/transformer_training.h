@@ -8,8 +8,8 @@
 #include "fleet/core/options/options.h"
 #include "fleet/data/data_loader.h"
 #include "fleet/train/distributed_optimizer.h"
-#include "fleet/train/run_options.h"
-#include "fleet/train/train_config.h"
+#include "fleet/train/program/run_options.h"
+#include "fleet/train/program/train_config.h"
 
 namespace fleet::applications {
 

@@ -8,7 +8,7 @@
 
 #include "fleet/applications/application_entry.h"
 #include "fleet/applications/name_group.h"
-#include "fleet/applications/synthetic_image_batch.h"
+#include "fleet/applications/data/synthetic_image_batch.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"

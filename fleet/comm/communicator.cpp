@@ -7,10 +7,10 @@
 #include <exception>
 
 #include "fleet/comm/rendezvous/peer_watch.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/transport/elastic_transport.h"
 #include "fleet/comm/transport/process_group_transport.h"
-#include "fleet/comm/transport/shared_memory_transport.h"
+#include "fleet/comm/transport/shared_memory/shared_memory_transport.h"
 #include "fleet/comm/transport/transport.h"
 #include "fleet/comm/transport/work_state.h"
 #include "fleet/core/error.h"

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "fleet/comm/rendezvous/host_list.h"
-#include "fleet/comm/rendezvous/job_key.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"

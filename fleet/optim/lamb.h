@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "fleet/optim/moment_corrections.h"
+#include "fleet/optim/passes/moment_corrections.h"
 #include "fleet/optim/optimizer.h"
 
 namespace fleet::optim {

@@ -7,7 +7,7 @@
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
-#include "fleet/optim/gradient_clipping.h"
+#include "fleet/optim/passes/gradient_clipping.h"
 
 namespace fleet::optim {
 namespace {

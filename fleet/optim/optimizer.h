@@ -13,10 +13,10 @@
 
 #include "fleet/core/model_handle.h"
 #include "fleet/core/parameter_arena.h"
-#include "fleet/ops/update_kernels.h"
-#include "fleet/optim/arena_blocks.h"
+#include "fleet/ops/update/update_kernels.h"
+#include "fleet/optim/passes/arena_blocks.h"
 #include "fleet/optim/parameter_group.h"
-#include "fleet/optim/trust_ratios.h"
+#include "fleet/optim/passes/trust_ratios.h"
 
 namespace fleet::optim {
 

@@ -10,7 +10,7 @@
 #include <torch/types.h>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/transport/shared_area.h"
+#include "fleet/comm/transport/shared_memory/shared_area.h"
 #include "fleet/core/model_handle.h"
 #include "fleet/core/parameter_arena.h"
 

@@ -11,7 +11,7 @@
 #include "fleet/snapshot/snapshot_folder.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/distributed_strategy.h"
-#include "fleet/train/training_counters.h"
+#include "fleet/train/update/training_counters.h"
 
 namespace fleet {
 

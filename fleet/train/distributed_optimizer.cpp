@@ -8,14 +8,14 @@
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
-#include "fleet/optim/gradient_health.h"
+#include "fleet/optim/passes/gradient_health.h"
 #include "fleet/snapshot/hand_over.h"
-#include "fleet/train/accumulation_window.h"
-#include "fleet/train/forward_scopes.h"
-#include "fleet/train/non_finite.h"
-#include "fleet/train/out_of_memory_retry.h"
-#include "fleet/train/training_stack.h"
-#include "fleet/train/update_log.h"
+#include "fleet/train/update/accumulation_window.h"
+#include "fleet/train/update/forward_scopes.h"
+#include "fleet/train/update/non_finite.h"
+#include "fleet/train/update/out_of_memory_retry.h"
+#include "fleet/train/update/training_stack.h"
+#include "fleet/train/update/update_log.h"
 
 namespace fleet {
 

@@ -14,7 +14,7 @@
 #include "fleet/comm/communicator.h"
 #include "fleet/core/parameter_arena.h"
 #include "fleet/optim/optimizer.h"
-#include "fleet/optim/schedule.h"
+#include "fleet/optim/schedule/schedule.h"
 #include "fleet/optim/torch_optimizer.h"
 #include "fleet/parallel/data_parallel.h"
 #include "fleet/parallel/local_sgd.h"
@@ -22,9 +22,9 @@
 #include "fleet/train/distributed_strategy.h"
 #include "fleet/train/loss.h"
 #include "fleet/train/micro_batch.h"
-#include "fleet/train/training_counters.h"
-#include "fleet/train/update_hook.h"
-#include "fleet/train/update_report.h"
+#include "fleet/train/update/training_counters.h"
+#include "fleet/train/update/update_hook.h"
+#include "fleet/train/update/update_report.h"
 
 namespace fleet {
 

@@ -4,7 +4,7 @@
 #include "fleet/core/options/options_json.h"
 #include "fleet/core/text/format.h"
 #include "fleet/train/strategy_overview.h"
-#include "fleet/train/update_hook.h"
+#include "fleet/train/update/update_hook.h"
 
 namespace fleet {
 namespace {

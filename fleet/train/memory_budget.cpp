@@ -19,7 +19,7 @@
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_amount.h"
 #include "fleet/memory/allocator/budget_exceeded.h"
-#include "fleet/train/memory_strategy.h"
+#include "fleet/train/memory/memory_strategy.h"
 
 namespace fleet {
 namespace {

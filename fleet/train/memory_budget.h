@@ -8,7 +8,7 @@
 
 #include <torch/types.h>
 
-#include "fleet/train/memory_report.h"
+#include "fleet/train/memory/memory_report.h"
 
 namespace fleet {
 

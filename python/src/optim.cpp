@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
-#include "fleet/optim/tensor_updates.h"
+#include "fleet/optim/passes/tensor_updates.h"
 
 #include "bindings.h"
 

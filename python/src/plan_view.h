@@ -6,7 +6,7 @@
 #include <string>
 
 #include "fleet/memory/plan/plan.h"
-#include "fleet/memory/plan/step_profile.h"
+#include "fleet/memory/plan/profile/step_profile.h"
 #include "fleet/train/memory_budget.h"
 
 namespace fleet::python {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/applications/image_data.h"
+#include "fleet/applications/data/image_data.h"
 
 #include <utility>
 

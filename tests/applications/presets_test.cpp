@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/data/synthetic.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"

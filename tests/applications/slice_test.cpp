@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/data/synthetic.h"
 #include "fleet/optim/sgd.h"
 #include "fleet/train/distributed_optimizer.h"
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The synthetic tasks as data sets: every sample is always the same, and those of a batch are those
 // that synthetic_batch draws.
-#include "fleet/applications/synthetic_data.h"
+#include "fleet/applications/data/synthetic_data.h"
 
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/data/synthetic.h"
 
 #include "tests/support/error_of.h"
 

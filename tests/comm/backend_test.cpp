@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/core/error.h"
 
 #include "tests/support/error_of.h"

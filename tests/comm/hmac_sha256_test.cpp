@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/comm/rendezvous/hmac_sha256.h"
+#include "fleet/comm/rendezvous/store/hmac_sha256.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/comm/rendezvous/job_key.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 
 #include <sys/stat.h>
 

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/comm/transport/shared_area.h"
+#include "fleet/comm/transport/shared_memory/shared_area.h"
 
 #include <latch>
 

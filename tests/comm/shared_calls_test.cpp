@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/comm/transport/shared_calls.h"
+#include "fleet/comm/transport/shared_memory/shared_calls.h"
 
 #include <cstdlib>
 #include <fstream>
@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/comm/transport/shared_sums.h"
+#include "fleet/comm/transport/shared_memory/shared_sums.h"
 #include "fleet/core/process/process_setup.h"
 
 #include "tests/support/says.h"

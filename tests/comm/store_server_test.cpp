@@ -2,7 +2,7 @@
 // What a client without the job's key can do to a store.
 
 #define FMT_HEADER_ONLY 1
-#include "fleet/comm/rendezvous/store_server.h"
+#include "fleet/comm/rendezvous/store/store_server.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -13,11 +13,11 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "fleet/comm/rendezvous/job_key.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
-#include "fleet/comm/rendezvous/store.h"
-#include "fleet/comm/rendezvous/store_table.h"
-#include "fleet/comm/rendezvous/store_wire.h"
+#include "fleet/comm/rendezvous/store/store.h"
+#include "fleet/comm/rendezvous/store/store_table.h"
+#include "fleet/comm/rendezvous/store/store_wire.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"

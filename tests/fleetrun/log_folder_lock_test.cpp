@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One job per log folder: who is refused, and whose lock is taken over.
 
-#include "tools/fleetrun/log_folder_lock.h"
+#include "tools/fleetrun/logs/log_folder_lock.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What fleetrun shows of the output of a rank that failed.
 
-#include "tools/fleetrun/log_tail.h"
+#include "tools/fleetrun/logs/log_tail.h"
 
 #include <gtest/gtest.h>
 

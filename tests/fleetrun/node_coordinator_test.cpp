@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of two nodes that share a store, in one process.
 
-#include "tools/fleetrun/node_coordinator.h"
+#include "tools/fleetrun/nodes/node_coordinator.h"
 
 #include <atomic>
 #include <thread>

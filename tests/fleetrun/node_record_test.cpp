@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/fleetrun/node_record.h"
+#include "tools/fleetrun/nodes/node_record.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Limits of open files and processes: raised, or refused with the number.
 
-#include "tools/fleetrun/resource_limits.h"
+#include "tools/fleetrun/process/resource_limits.h"
 
 #include <unistd.h>
 

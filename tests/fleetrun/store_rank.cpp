@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/role_maker.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"

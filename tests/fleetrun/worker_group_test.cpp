@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ranks of one node.
 
-#include "tools/fleetrun/worker_group.h"
+#include "tools/fleetrun/process/worker_group.h"
 
 #include <gtest/gtest.h>
 

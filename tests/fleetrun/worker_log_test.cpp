@@ -14,7 +14,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/launched.h"
 #include "tests/support/says.h"
-#include "tools/fleetrun/worker_logs.h"
+#include "tools/fleetrun/logs/worker_logs.h"
 
 namespace fleet::launch {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/profile/meta_profile.h"
 
 #include <functional>
 
@@ -7,10 +7,10 @@
 #include <torch/torch.h>
 
 #include "fleet/applications/bert.h"
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/data/synthetic.h"
 #include "fleet/core/error.h"
 #include "fleet/memory/allocator/budget_allocator.h"
-#include "fleet/memory/plan/op_cost.h"
+#include "fleet/memory/plan/profile/op_cost.h"
 #include "fleet/memory/plan/planner.h"
 #include "fleet/memory/tape/policies.h"
 

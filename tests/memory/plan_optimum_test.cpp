@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/text/format.h"
-#include "fleet/memory/plan/plan_simulation.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 #include "fleet/memory/plan/planner.h"
 
 namespace fleet::memory {

@@ -13,12 +13,12 @@
 
 #include "fleet/applications/bert.h"
 #include "fleet/applications/resnet.h"
-#include "fleet/applications/synthetic.h"
+#include "fleet/applications/data/synthetic.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/plan/chain_search.h"
-#include "fleet/memory/plan/op_cost.h"
-#include "fleet/memory/plan/plan_simulation.h"
+#include "fleet/memory/plan/profile/op_cost.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 
 #include "tests/memory/plain_bert.h"
 #include "tests/memory/plans_by_kind.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/ops/attention.h"
+#include "fleet/ops/layers/attention.h"
 
 #include <cmath>
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "fleet/ops/multi_head_attention.h"
+#include "fleet/ops/layers/multi_head_attention.h"
 
 namespace fleet::ops {
 namespace {

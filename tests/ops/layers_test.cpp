@@ -5,11 +5,11 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
-#include "fleet/ops/batch_norm2d.h"
-#include "fleet/ops/channels_last.h"
-#include "fleet/ops/embedding.h"
-#include "fleet/ops/feed_forward.h"
-#include "fleet/ops/layer_norm.h"
+#include "fleet/ops/layers/batch_norm2d.h"
+#include "fleet/ops/layers/channels_last.h"
+#include "fleet/ops/layers/embedding.h"
+#include "fleet/ops/layers/feed_forward.h"
+#include "fleet/ops/layers/layer_norm.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/ops/update_kernels.h"
+#include "fleet/ops/update/update_kernels.h"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/optim/recipe.h"
+#include "fleet/optim/schedule/recipe.h"
 
 #include <cmath>
 

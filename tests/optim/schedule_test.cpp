@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/optim/schedule.h"
+#include "fleet/optim/schedule/schedule.h"
 
 #include <cmath>
 #include <limits>

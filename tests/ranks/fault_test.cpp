@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/core/text/format.h"
 
 #include "tests/ranks/ranks.h"

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/comm/rendezvous/network_address.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"

@@ -8,7 +8,7 @@
 
 #include "fleet/comm/communicator.h"
 #include "fleet/comm/rendezvous/peer_watch.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 
 #include "tests/support/error_of.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/auto_micro_batch.h"
+#include "fleet/train/update/auto_micro_batch.h"
 
 #include <latch>
 

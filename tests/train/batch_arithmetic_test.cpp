@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/batch_arithmetic.h"
+#include "fleet/train/update/batch_arithmetic.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/optim/gradient_merge.h"
+#include "fleet/optim/passes/gradient_merge.h"
 
 #include <latch>
 

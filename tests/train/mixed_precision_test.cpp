@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/mixed_precision.h"
+#include "fleet/train/update/mixed_precision.h"
 
 #include <limits>
 

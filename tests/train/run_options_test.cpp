@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/run_options.h"
+#include "fleet/train/program/run_options.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/straggler_watch.h"
+#include "fleet/train/update/straggler_watch.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/train_config.h"
+#include "fleet/train/program/train_config.h"
 
 #include <cstdio>
 #include <filesystem>
@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
-#include "fleet/train/run_options.h"
+#include "fleet/train/program/run_options.h"
 #include "fleet/train/strategy_check.h"
 
 namespace fleet {

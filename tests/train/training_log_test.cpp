@@ -5,7 +5,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "fleet/optim/sgd.h"
-#include "fleet/train/train_epochs.h"
+#include "fleet/train/program/train_epochs.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/says.h"

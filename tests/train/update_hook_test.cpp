@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/update_hook.h"
+#include "fleet/train/update/update_hook.h"
 
 #include <algorithm>
 

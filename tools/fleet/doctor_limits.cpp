@@ -9,8 +9,8 @@
 #include "fleet/core/process/process_setup.h"
 #include "fleet/core/text/format.h"
 
-#include "tools/fleetrun/pids_limit.h"
-#include "tools/fleetrun/resource_limits.h"
+#include "tools/fleetrun/process/pids_limit.h"
+#include "tools/fleetrun/process/resource_limits.h"
 
 namespace fleet::tool {
 namespace {

@@ -29,7 +29,7 @@
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/torch/cpu_features.h"
-#include "fleet/ops/update_kernels.h"
+#include "fleet/ops/update/update_kernels.h"
 #include "fleet/precision/low_precision_speed.h"
 
 namespace fleet::tool {

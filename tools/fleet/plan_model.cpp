@@ -9,7 +9,7 @@
 
 #include "fleet/applications/applications.h"
 #include "fleet/core/text/format.h"
-#include "fleet/memory/plan/meta_profile.h"
+#include "fleet/memory/plan/profile/meta_profile.h"
 #include "fleet/memory/plan/planner.h"
 
 #include "bench/zoo/zoo.h"

@@ -12,8 +12,8 @@
 #include "fleet/core/process/process_setup.h"
 #include "fleet/core/text/format.h"
 
-#include "tools/fleetrun/log_tail.h"
-#include "tools/fleetrun/resource_limits.h"
+#include "tools/fleetrun/logs/log_tail.h"
+#include "tools/fleetrun/process/resource_limits.h"
 #include "tools/fleetrun/startup_banner.h"
 
 namespace fleet::launch {

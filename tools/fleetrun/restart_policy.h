@@ -7,7 +7,7 @@
 
 #include "tools/fleetrun/failure.h"
 #include "tools/fleetrun/options.h"
-#include "tools/fleetrun/worker_group.h"
+#include "tools/fleetrun/process/worker_group.h"
 
 namespace fleet::launch {
 

@@ -11,7 +11,7 @@
 #include <torch/types.h>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/transport/collective.h"
 
 namespace fleet::comm {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 
 namespace fleet::comm {
 

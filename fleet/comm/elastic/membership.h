@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fleet/comm/elastic/liveness.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/rendezvous/wait_notice.h"
 
 namespace fleet::comm {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 
 namespace fleet::comm {
 

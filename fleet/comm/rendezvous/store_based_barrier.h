@@ -4,7 +4,7 @@
 #include <chrono>
 #include <vector>
 
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/rendezvous/wait_notice.h"
 
 namespace fleet::comm {

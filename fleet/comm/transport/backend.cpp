@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/transport/nccl_plugin.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"

@@ -7,7 +7,7 @@
 #include <torch/types.h>
 
 #include "fleet/comm/communicator.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 
 namespace c10d {
 class Backend;

@@ -6,7 +6,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "fleet/comm/rendezvous/peer_watch.h"
-#include "fleet/comm/rendezvous/store.h"
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/transport/transport.h"
 
 namespace c10d {

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "fleet/ops/update_kernels.h"
+#include "fleet/ops/update/update_kernels.h"
 
 namespace fleet {
 

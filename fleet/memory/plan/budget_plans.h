@@ -10,7 +10,7 @@
 
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/memory/plan/plan.h"
-#include "fleet/memory/plan/profiler.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/tape/policies.h"
 
 namespace fleet::memory {

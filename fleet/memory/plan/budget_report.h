@@ -8,7 +8,7 @@
 #include "fleet/core/error.h"
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/memory/plan/plan.h"
-#include "fleet/memory/plan/step_profile.h"
+#include "fleet/memory/plan/profile/step_profile.h"
 
 namespace fleet::memory {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "fleet/memory/plan/step_profile.h"
+#include "fleet/memory/plan/profile/step_profile.h"
 
 namespace fleet::memory {
 

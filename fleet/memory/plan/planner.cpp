@@ -9,7 +9,7 @@
 #include "fleet/memory/plan/chain_search.h"
 #include "fleet/memory/plan/evictable_value.h"
 #include "fleet/memory/plan/plan_improvement.h"
-#include "fleet/memory/plan/plan_simulation.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 
 namespace fleet::memory {
 namespace {

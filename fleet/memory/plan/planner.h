@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "fleet/memory/plan/plan.h"
-#include "fleet/memory/plan/step_profile.h"
+#include "fleet/memory/plan/profile/step_profile.h"
 
 namespace fleet::memory {
 

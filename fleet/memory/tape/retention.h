@@ -11,7 +11,7 @@
 #include <torch/types.h>
 
 #include "fleet/memory/offload/offload_scheduler.h"
-#include "fleet/memory/plan/profile_writer.h"
+#include "fleet/memory/plan/profile/profile_writer.h"
 #include "fleet/memory/replay/recompute_search.h"
 #include "fleet/memory/replay/region.h"
 #include "fleet/memory/tape/kept_value.h"

@@ -9,7 +9,7 @@
 #include <torch/types.h>
 
 #include "fleet/core/torch/interception.h"
-#include "fleet/memory/plan/profiler.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/replay/region.h"
 #include "fleet/memory/tape/kept_value.h"
 

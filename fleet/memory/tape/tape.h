@@ -9,7 +9,7 @@
 
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/offload/offloaded_storage.h"
-#include "fleet/memory/plan/profile_writer.h"
+#include "fleet/memory/plan/profile/profile_writer.h"
 #include "fleet/memory/tape/op_record.h"
 #include "fleet/memory/tape/retention.h"
 #include "fleet/memory/tape/saved_slot.h"

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "fleet/core/error.h"
-#include "fleet/ops/update_kernels.h"
+#include "fleet/ops/update/update_kernels.h"
 
 namespace fleet::ops {
 

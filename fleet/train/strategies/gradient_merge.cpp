@@ -2,7 +2,7 @@
 #include "fleet/train/strategies/gradient_merge.h"
 
 #include "fleet/core/text/format.h"
-#include "fleet/optim/gradient_merge.h"
+#include "fleet/optim/passes/gradient_merge.h"
 #include "fleet/train/strategy_check.h"
 
 namespace fleet {

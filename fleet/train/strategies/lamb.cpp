@@ -5,8 +5,8 @@
 #include "fleet/optim/adam.h"
 #include "fleet/optim/lamb.h"
 #include "fleet/train/strategy_check.h"
-#include "fleet/train/training_stack.h"
-#include "fleet/train/trust_ratio_log.h"
+#include "fleet/train/update/training_stack.h"
+#include "fleet/train/update/trust_ratio_log.h"
 
 namespace fleet {
 namespace {

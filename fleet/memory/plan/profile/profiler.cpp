@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/plan/profile/profiler.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+#include <unordered_set>
+
+#include "fleet/core/seconds_since.h"
+#include "fleet/memory/replay/mask_bits.h"
+
+namespace fleet::memory {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Two ops do the same work if they have the same name, cost and sizes, and the same ops before and
+// behind them.
+using Work = std::tuple<std::string, std::string, std::string, double, double, int64_t, size_t>;
+
+Work work_of(const StepProfile& profile, size_t i) {
+  const auto name = [&](size_t k) { return k < profile.ops.size() ? profile.ops[k].name : ""; };
+  const auto& op = profile.ops[i];
+  return {name(i - 1),   op.name,       name(i + 1),    op.cost.flops,
+          op.cost.bytes, op.made_bytes, op.saves.size()};
+}
+
+// Gives each of these ops their median time; returns by how much the sum fell.
+double take_median(StepProfile& profile, const std::vector<size_t>& same,
+                   double StepProfile::Op::*time) {
+  std::vector<double> times;
+  for (const size_t i : same) times.push_back(profile.ops[i].*time);
+  const auto sum = std::accumulate(times.begin(), times.end(), 0.0);
+  const auto median = times.begin() + std::ssize(times) / 2;
+  std::nth_element(times.begin(), median, times.end());
+  for (const size_t i : same) profile.ops[i].*time = *median;
+  return sum - *median * static_cast<double>(same.size());
+}
+
+// The same work takes the same time, as in the blocks of a transformer: medians remove what other
+// processes added.
+void take_medians(StepProfile& profile) {
+  using Op = StepProfile::Op;
+  std::map<Work, std::vector<size_t>> works;
+  for (size_t i = 0; i < profile.ops.size(); ++i) works[work_of(profile, i)].push_back(i);
+  for (const auto& [work, same] : works) {
+    if (same.size() < 3) continue;
+    take_median(profile, same, &Op::replay_seconds);
+    profile.forward_seconds -= take_median(profile, same, &Op::seconds);
+    profile.backward_seconds -= take_median(profile, same, &Op::backward_seconds);
+  }
+}
+
+}  // namespace
+
+Profiler::Profiler(MemoryCounter& counter) : counter_(counter), began_(Clock::now()) {
+  profile_.base = counter_.live();
+  counter_.take_window_peak();
+}
+
+// A backward inside the forward counts for the op before it.
+void Profiler::close_op() {
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  if (!std::exchange(had_inner_backward_, false) || profile_.ops.empty()) return;
+  auto& op = profile_.ops.back();
+  op.transient = std::max(op.transient, peak - op_live_);
+}
+
+void Profiler::op_begins(int op) {
+  close_op();
+  profile_.ops.resize(static_cast<size_t>(op) + 1);
+  op_live_ = counter_.live();
+  op_began_ = Clock::now();
+}
+
+void Profiler::op_returned() {
+  auto& op = profile_.ops.back();
+  op.seconds = op.replay_seconds = seconds_since(op_began_);
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  op.transient = std::max(op.transient, peak - op_live_);  // its results are part of it
+}
+
+int Profiler::add_block(const StepProfile::Block& block) {
+  profile_.blocks.push_back(block);
+  return static_cast<int>(profile_.blocks.size()) - 1;
+}
+
+void Profiler::kept(int block, const std::shared_ptr<KeptValue>& kept) {
+  kept_.emplace_back(block, kept);
+}
+
+void Profiler::forward_ended() {
+  close_op();
+  in_forward_ = false;
+  profile_.forward_seconds = seconds_since(began_);
+  node_began_ = Clock::now();
+}
+
+// The window is split there: what was freed would hide what the op takes.
+void Profiler::evicted(int64_t bytes) {
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  if (in_forward_) {
+    if (!profile_.ops.empty()) {
+      auto& op = profile_.ops.back();
+      op.transient = std::max(op.transient, peak - op_live_);
+    }
+    op_live_ -= bytes;
+  } else {
+    if (node_ >= 0 && !is_unpacking_) {
+      auto& op = profile_.ops[static_cast<size_t>(node_)];
+      op.backward_transient = std::max(op.backward_transient, peak - node_live_);
+    }
+    node_live_ -= bytes;
+  }
+}
+
+// What the tape still holds of the forward, each storage once, and the bits of evicted masks.
+int64_t Profiler::held_bytes() {
+  std::unordered_set<const void*> seen;
+  int64_t bytes = 0;
+  std::erase_if(kept_, [](const auto& entry) { return entry.second.expired(); });
+  for (const auto& [block, entry] : kept_) {
+    const auto value = entry.lock();
+    if (!value) continue;
+    using enum KeptValue::State;
+    const auto& of = profile_.blocks[static_cast<size_t>(block)];
+    if (of.is_mask && (value->state() == kEvicted || value->state() == kRecomputed)) {
+      bytes += StepProfile::bits_of(of);
+    }
+    if (!value->is_resident() || !value->tensor().has_storage()) continue;
+    const auto& storage = value->tensor().storage();
+    if (seen.insert(storage.unsafeGetStorageImpl()).second) {
+      bytes += counted_bytes(storage.nbytes());
+    }
+  }
+  return bytes;
+}
+
+void Profiler::close_node() {
+  const auto peak = counter_.take_window_peak();
+  profile_.measured_peak = std::max(profile_.measured_peak, peak);
+  const double seconds = seconds_since(node_began_) - recompute_seconds_of_node_;
+  if (node_ >= 0) {
+    auto& op = profile_.ops[static_cast<size_t>(node_)];
+    op.backward_transient = std::max(op.backward_transient, peak - node_live_);
+    op.backward_seconds += seconds;
+  }
+  profile_.backward_seconds += seconds;
+  node_began_ = Clock::now();
+  recompute_seconds_of_node_ = 0;
+}
+
+// A replay from here on does not count for the node.
+void Profiler::unpacking() {
+  had_inner_backward_ |= in_forward_;
+  is_unpacking_ = true;
+  if (!in_forward_) close_node();
+}
+
+void Profiler::unpacked(int op, int64_t handed_out) {
+  is_unpacking_ = false;
+  if (in_forward_) return;
+  profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
+  if (op < 0) return;
+  if (node_ != op) node_handed_out_ = 0;
+  node_handed_out_ += handed_out;
+  node_ = op;
+  auto& entry = profile_.ops[static_cast<size_t>(op)];
+  node_live_ = counter_.live();
+  entry.has_backward = true;
+  const auto in_transit = file_ ? file_->statistics().memory_bytes : 0;
+  entry.gradient_bytes = std::max(entry.gradient_bytes, node_live_ - profile_.base - held_bytes() -
+                                                            node_handed_out_ - in_transit);
+}
+
+void Profiler::replayed(int op, double seconds) {
+  profile_.ops[static_cast<size_t>(op)].replay_seconds = seconds;
+  replayed_.insert(op);
+}
+
+void Profiler::recomputed(double seconds) {
+  if (!in_forward_) recompute_seconds_of_node_ += seconds;
+}
+
+// A dropout that was not replayed in this step: its random numbers are not drawn again, since its
+// mask waits as bits.
+void Profiler::estimate_dropouts() {
+  for (size_t i = 0; i < profile_.ops.size(); ++i) {
+    if (replayed_.contains(static_cast<int>(i))) continue;
+    auto& op = profile_.ops[i];
+    for (const int block : op.makes) {
+      const auto& mask = profile_.blocks[static_cast<size_t>(block)];
+      if (!mask.is_mask) continue;
+      op.replay_seconds = std::min(op.replay_seconds,
+                                   MaskBits::seconds_per_byte() * static_cast<double>(mask.bytes));
+    }
+  }
+}
+
+StepProfile Profiler::finish() {
+  close_node();
+  node_ = -1;
+  estimate_dropouts();
+  take_medians(profile_);
+  return std::move(profile_);
+}
+
+}  // namespace fleet::memory

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/ops/layers/linear.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+
+namespace fleet::ops {
+
+LinearImpl::LinearImpl(int64_t in, int64_t out, const LinearOptions& options) {
+  auto start = torch::empty({out, in}, options.device);
+  weight =
+      register_parameter("weight", options.std > 0 ? start.normal_(0, options.std) : start.zero_());
+  if (options.bias) bias = register_parameter("bias", torch::zeros({out}, options.device));
+}
+
+torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return torch::linear(x, weight, bias); }
+
+}  // namespace fleet::ops
