@@ -11,8 +11,8 @@
 #include <torch/nn/functional/loss.h>
 
 #include "fleet/applications/bert.h"
-#include "fleet/applications/resnet.h"
 #include "fleet/applications/data/synthetic.h"
+#include "fleet/applications/resnet.h"
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/text/byte_size.h"
@@ -20,8 +20,8 @@
 #include "fleet/core/torch/interception.h"
 #include "fleet/data/text/bert_batch.h"
 #include "fleet/memory/allocator/budget_allocator.h"
-#include "fleet/memory/plan/profile/meta_profile.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/meta_profile.h"
 #include "fleet/memory/tape/policies.h"
 
 #include "bench/benches.h"

@@ -15,10 +15,10 @@
 #include "fleet/core/parallel_chunks.h"
 #include "fleet/core/text/format.h"
 #include "fleet/optim/adam.h"
-#include "fleet/optim/passes/gradient_health.h"
 #include "fleet/optim/lamb.h"
 #include "fleet/optim/lars.h"
 #include "fleet/optim/momentum.h"
+#include "fleet/optim/passes/gradient_health.h"
 #include "fleet/optim/sgd.h"
 
 #include "bench/benches.h"

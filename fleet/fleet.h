@@ -55,9 +55,9 @@
 #include "fleet/applications/applications.h"
 #include "fleet/applications/bert_training.h"
 #include "fleet/applications/data/image_data.h"
-#include "fleet/applications/image_training.h"
 #include "fleet/applications/data/synthetic_data.h"
 #include "fleet/applications/data/synthetic_image_batch.h"
+#include "fleet/applications/image_training.h"
 #include "fleet/applications/transformer_training.h"
 
 // Single strategies, for use without distributed_optimizer.

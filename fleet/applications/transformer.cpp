@@ -19,8 +19,8 @@
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/layers/feed_forward.h"
-#include "fleet/ops/linear_cross_entropy.h"
 #include "fleet/ops/layers/multi_head_attention.h"
+#include "fleet/ops/linear_cross_entropy.h"
 
 namespace fleet::applications {
 namespace {

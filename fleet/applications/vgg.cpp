@@ -7,8 +7,8 @@
 #include <ATen/ops/max_pool2d.h>
 
 #include "fleet/applications/application_entry.h"
-#include "fleet/applications/name_group.h"
 #include "fleet/applications/data/synthetic_image_batch.h"
+#include "fleet/applications/name_group.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/checkpoint.h"

@@ -6,8 +6,8 @@
 #include <cstdlib>
 
 #include "fleet/comm/rendezvous/host_list.h"
-#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/printable.h"

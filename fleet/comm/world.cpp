@@ -5,9 +5,9 @@
 
 #include "fleet/comm/elastic/elastic_group.h"
 #include "fleet/comm/rendezvous/host_id.h"
-#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
 #include "fleet/comm/rendezvous/peer_watch.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/rendezvous/store_based_barrier.h"
 #include "fleet/comm/transport/backend.h"

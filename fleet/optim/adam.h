@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "fleet/optim/passes/moment_corrections.h"
 #include "fleet/optim/optimizer.h"
+#include "fleet/optim/passes/moment_corrections.h"
 
 namespace fleet::optim {
 

@@ -14,8 +14,8 @@
 #include "fleet/core/model_handle.h"
 #include "fleet/core/parameter_arena.h"
 #include "fleet/ops/update/update_kernels.h"
-#include "fleet/optim/passes/arena_blocks.h"
 #include "fleet/optim/parameter_group.h"
+#include "fleet/optim/passes/arena_blocks.h"
 #include "fleet/optim/passes/trust_ratios.h"
 
 namespace fleet::optim {

@@ -7,9 +7,9 @@
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/allocator/budget_amount.h"
-#include "fleet/memory/plan/profile/meta_profile.h"
 #include "fleet/memory/plan/plan_picture.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/meta_profile.h"
 
 #include "bindings.h"
 #include "plan_view.h"

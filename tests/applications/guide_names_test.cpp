@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "fleet/applications/bert.h"
-#include "fleet/applications/resnet.h"
 #include "fleet/applications/data/synthetic.h"
+#include "fleet/applications/resnet.h"
 #include "fleet/applications/transformer.h"
 #include "fleet/applications/vgg.h"
 #include "fleet/comm/communicator.h"

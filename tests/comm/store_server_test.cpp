@@ -13,8 +13,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/rendezvous/store/store_table.h"
 #include "fleet/comm/rendezvous/store/store_wire.h"

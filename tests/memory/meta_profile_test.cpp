@@ -10,8 +10,8 @@
 #include "fleet/applications/data/synthetic.h"
 #include "fleet/core/error.h"
 #include "fleet/memory/allocator/budget_allocator.h"
-#include "fleet/memory/plan/profile/op_cost.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/op_cost.h"
 #include "fleet/memory/tape/policies.h"
 
 #include "tests/support/error_of.h"

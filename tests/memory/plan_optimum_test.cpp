@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/text/format.h"
-#include "fleet/memory/plan/simulation/plan_simulation.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 
 namespace fleet::memory {
 namespace {

@@ -12,8 +12,8 @@
 #include <torch/torch.h>
 
 #include "fleet/applications/bert.h"
-#include "fleet/applications/resnet.h"
 #include "fleet/applications/data/synthetic.h"
+#include "fleet/applications/resnet.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/plan/chain_search.h"

@@ -7,8 +7,8 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
-#include "fleet/train/strategy_check.h"
 #include "fleet/train/program/train_config.h"
+#include "fleet/train/strategy_check.h"
 
 namespace fleet {
 namespace {

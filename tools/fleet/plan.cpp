@@ -10,10 +10,10 @@
 #include "fleet/core/text/format.h"
 #include "fleet/io/atomic_file.h"
 #include "fleet/io/output_check.h"
-#include "fleet/memory/plan/profile/meta_profile.h"
 #include "fleet/memory/plan/plan_picture.h"
-#include "fleet/memory/plan/simulation/plan_simulation.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/meta_profile.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 
 #include "tools/fleet/commands.h"
 #include "tools/fleet/plan_model.h"

@@ -9,8 +9,8 @@
 
 #include "fleet/applications/applications.h"
 #include "fleet/core/text/format.h"
-#include "fleet/memory/plan/profile/meta_profile.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/meta_profile.h"
 
 #include "bench/zoo/zoo.h"
 

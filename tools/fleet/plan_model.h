@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "fleet/memory/allocator/budget_allocator.h"
-#include "fleet/memory/plan/profile/op_cost.h"
 #include "fleet/memory/plan/plan.h"
+#include "fleet/memory/plan/profile/op_cost.h"
 #include "fleet/memory/plan/profile/step_profile.h"
 
 namespace fleet::tool {

@@ -10,11 +10,11 @@
 #include "tools/fleetrun/failure.h"
 #include "tools/fleetrun/logs/log_folder_lock.h"
 #include "tools/fleetrun/nodes/node_coordinator.h"
-#include "tools/fleetrun/options.h"
 #include "tools/fleetrun/nodes/rendezvous.h"
+#include "tools/fleetrun/options.h"
+#include "tools/fleetrun/process/worker_group.h"
 #include "tools/fleetrun/restart_pause.h"
 #include "tools/fleetrun/restart_policy.h"
-#include "tools/fleetrun/process/worker_group.h"
 
 namespace fleet::launch {
 

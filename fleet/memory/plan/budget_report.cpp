@@ -7,8 +7,8 @@
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/plural.h"
 #include "fleet/memory/allocator/budget_amount.h"
-#include "fleet/memory/plan/simulation/plan_simulation.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 
 namespace fleet::memory {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "fleet/memory/plan/evictable_value.h"
 #include "fleet/memory/plan/plan.h"
-#include "fleet/memory/plan/simulation/plan_simulation.h"
 #include "fleet/memory/plan/profile/step_profile.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 
 namespace fleet::memory {
 

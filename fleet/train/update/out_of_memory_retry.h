@@ -6,8 +6,8 @@
 
 #include <c10/util/Exception.h>
 
-#include "fleet/train/update/accumulation_window.h"
 #include "fleet/train/micro_batch.h"
+#include "fleet/train/update/accumulation_window.h"
 #include "fleet/train/update/training_stack.h"
 
 namespace fleet {

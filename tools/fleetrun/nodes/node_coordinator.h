@@ -9,8 +9,8 @@
 
 #include "fleet/comm/rendezvous/store/store.h"
 
-#include "tools/fleetrun/nodes/cluster.h"
 #include "tools/fleetrun/failure.h"
+#include "tools/fleetrun/nodes/cluster.h"
 
 namespace fleet::launch {
 

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <thread>
 
-#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/text/format.h"

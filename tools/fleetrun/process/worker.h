@@ -12,8 +12,8 @@
 #include "fleet/core/process/process_state.h"
 #include "fleet/core/process/stop_request.h"
 
-#include "tools/fleetrun/program.h"
 #include "tools/fleetrun/process/watchdog.h"
+#include "tools/fleetrun/program.h"
 
 namespace fleet::launch {
 

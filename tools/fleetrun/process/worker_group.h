@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "tools/fleetrun/logs/output_tee.h"
+#include "tools/fleetrun/logs/worker_logs.h"
 #include "tools/fleetrun/process/signals.h"
 #include "tools/fleetrun/process/watchdog.h"
 #include "tools/fleetrun/process/worker.h"
-#include "tools/fleetrun/logs/worker_logs.h"
 
 namespace fleet::launch {
 

@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/network_address.h"
+#include "fleet/comm/rendezvous/store/job_key.h"
 #include "fleet/comm/rendezvous/store/store_table.h"
 #include "fleet/comm/rendezvous/store/store_wire.h"
 #include "fleet/core/log.h"

@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fleet/memory/plan/simulation/offload_simulation.h"
 #include "fleet/memory/plan/plan.h"
-#include "fleet/memory/plan/simulation/segment_outcome.h"
 #include "fleet/memory/plan/profile/step_profile.h"
+#include "fleet/memory/plan/simulation/offload_simulation.h"
+#include "fleet/memory/plan/simulation/segment_outcome.h"
 #include "fleet/memory/tape/policies.h"
 
 namespace fleet::memory {
