@@ -99,7 +99,8 @@ void add_bert(std::vector<Row>& rows, PythonPeer& peer, int64_t batch, int64_t s
   options.layers = bert_layers();
   apps::Bert model(options);
   auto optimizer = distributed_optimizer(optim::AdamW(model, {.lr = 1e-4}), strategy());
-  const auto data = apps::synthetic_batch(options, batch, 1, seq);
+  auto data = apps::synthetic_batch(options, batch, 1, seq);
+  data.attention_mask.fill_(1);  // as the peer's samples, which have no padding
   add_rows(rows,
            format("BERT large, {} layers, {}, batch {}, {} tokens", options.layers, type_name(),
                   batch, seq),

@@ -83,7 +83,8 @@ class BertLayerImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x, const ops::AttentionMask& mask) {
-    const auto context = ops::attention(query_(x), key_(x), value_(x), mask,
+    const auto read = ops::cast_for_products(x);
+    const auto context = ops::attention(query_(read), key_(read), value_(read), mask,
                                         {.heads = options_.heads,
                                          .dropout = options_.attention_dropout,
                                          .path = options_.attention_path},

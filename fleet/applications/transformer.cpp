@@ -209,8 +209,9 @@ Tensor TransformerImpl::decode_features(const Tensor& target, const Tensor& memo
   // Padding stands behind what is looked at, so the causal mask hides it too.
   const auto mask = AttentionMask::causal_of(target.size(1), target.device());
   auto x = embed(target_embedding_, target);
+  const auto read = ops::cast_for_products(memory);
   for (size_t i = 0; i < decoder_.size(); ++i) {
-    x = checkpoint(decoder_[i]->forward(x, memory, mask, memory_mask), decoder_name(i));
+    x = checkpoint(decoder_[i]->forward(x, read, mask, memory_mask), decoder_name(i));
   }
   return decoder_norm_ ? decoder_norm_(x) : x;
 }

@@ -285,7 +285,8 @@ std::tuple<Tensor, Tensor> attention_kernel(const Tensor& q, const Tensor& k, co
       std::clamp<int64_t>((4 * chunk_count() + units - 1) / units, 1, shape.blocks);
   const auto kernel = layer_kernels().attention[call.kernel()];
   parallel_ranges(units * pieces, 1, [&](int64_t begin, int64_t end) {
-    const auto scratch = aligned_floats(layer_kernels().attention_scratch(shape.keys, shape.width));
+    const auto scratch =
+        aligned_floats(layer_kernels().attention_scratch[call.kernel()](shape.keys, shape.width));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t unit = i / pieces, piece = i % pieces;
       const int64_t sample = unit / shape.heads, head = unit % shape.heads;
@@ -298,17 +299,6 @@ std::tuple<Tensor, Tensor> attention_kernel(const Tensor& q, const Tensor& k, co
     }
   });
   return {out, lse};
-}
-
-// float rows of the keys that were looked at, as rows of a gradient.
-template <typename T>
-void write_key_rows(const float* rows, int64_t padded, const AttentionArgs& args, int64_t kv_head,
-                    Tensor& to, int64_t sample) {
-  auto* const base = static_cast<T*>(AttentionCall::row(to, sample, kv_head));
-  for (int64_t i = 0; i < args.key_count; ++i) {
-    T* const row = base + (args.keys ? args.keys[i] : i) * to.stride(1);
-    for (int64_t d = 0; d < args.width; ++d) row[d] = static_cast<T>(rows[i * padded + d]);
-  }
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward_kernel(
@@ -324,10 +314,10 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_kernel(
   if (q.numel() == 0 || shape.keys == 0) return {dq.zero_(), dk.zero_(), dv.zero_()};
   const auto kernel = layer_kernels().attention_backward[call.kernel()];
   const int64_t padded = (shape.width + 15) / 16 * 16;
-  const bool is_float = q.scalar_type() == torch::kFloat;
   // All queries' heads of a head of keys on one thread, which adds up its gradient.
   parallel_ranges(shape.samples * shape.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    const auto scratch = aligned_floats(layer_kernels().attention_scratch(shape.keys, shape.width));
+    const auto scratch =
+        aligned_floats(layer_kernels().attention_scratch[call.kernel()](shape.keys, shape.width));
     const auto sums = aligned_floats(2 * shape.keys * padded);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t sample = i / shape.kv_heads, kv_head = i % shape.kv_heads;
@@ -348,9 +338,9 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_kernel(
         args.dv = sums.get() + shape.keys * padded;
         kernel(args, 0, shape.blocks);
       }
-      const auto write = is_float ? write_key_rows<float> : write_key_rows<c10::BFloat16>;
-      write(args.dk, padded, args, kv_head, dk, sample);
-      write(args.dv, padded, args, kv_head, dv, sample);
+      const auto write = layer_kernels().key_rows[call.kernel()];
+      write(args, args.dk, padded, AttentionCall::row(dk, sample, kv_head), dk.stride(1));
+      write(args, args.dv, padded, AttentionCall::row(dv, sample, kv_head), dv.stride(1));
     }
   });
   return {dq, dk, dv};

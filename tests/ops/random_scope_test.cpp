@@ -15,7 +15,7 @@ namespace {
 
 std::vector<const LayerKernels*> all_kernels() {
   std::vector<const LayerKernels*> result;
-  for (const char* name : {"generic", "avx2", "avx512"}) {
+  for (const char* name : {"generic", "avx2", "avx512", "avx512_bf16"}) {
     if (const auto* kernels = layer_kernels_for(name)) result.push_back(kernels);
   }
   return result;

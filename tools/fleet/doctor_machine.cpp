@@ -123,7 +123,7 @@ Finding kernels_finding() {
   const auto libtorch = format("LibTorch {}: {}", TORCH_VERSION, at::get_cpu_capability());
   const auto set = set_variables({"FLEET_CPU", "ATEN_CPU_CAPABILITY"});
   try {
-    const auto found = format("Fleet: {}; {}{}", ops::update_kernels().name, libtorch,
+    const auto found = format("Fleet: {}; {}{}", ops::instruction_set(), libtorch,
                               set.empty() ? "" : format(" ({})", set));
     if (set.empty()) return {State::kOk, "kernels", found};
     return {State::kAdvice, "kernels", found,
@@ -131,7 +131,7 @@ Finding kernels_finding() {
   } catch (const Error&) {
     return {State::kProblem, "kernels",
             format("{}, which this CPU or build does not have; {}", set, libtorch),
-            "unset FLEET_CPU, or set it to generic, avx2 or avx512"};
+            "unset FLEET_CPU, or set it to generic, avx2, avx512 or avx512_bf16"};
   }
 }
 

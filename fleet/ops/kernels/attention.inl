@@ -71,6 +71,11 @@ void product(const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
   for (; n + kColumns * kLanes <= columns; n += kColumns * kLanes) {
     product_columns<kColumns, Add>(a, lda, b + n, ldb, c + n, ldc, rows, depth);
   }
+  if constexpr (kColumns > 2) {
+    for (; n + 2 * kLanes <= columns; n += 2 * kLanes) {
+      product_columns<2, Add>(a, lda, b + n, ldb, c + n, ldc, rows, depth);
+    }
+  }
   for (; n < columns; n += kLanes) {
     product_columns<1, Add>(a, lda, b + n, ldb, c + n, ldc, rows, depth);
   }
@@ -529,6 +534,18 @@ void attention_backward(const AttentionArgs& args, int64_t begin, int64_t end) {
       for (int64_t d = 0; d < args.width; d += kLanes) {
         store(dq + d, load(s.q + i * s.padded + d) * args.scale, args.width - d);
       }
+    }
+  }
+}
+
+// Rows of float to rows of keys, all or those of the list.
+template <typename T>
+void key_rows(const AttentionArgs& args, const float* from, int64_t padded, void* to,
+              int64_t stride) {
+  for (int64_t i = 0; i < args.key_count; ++i) {
+    T* const row = static_cast<T*>(to) + (args.keys ? args.keys[i] : i) * stride;
+    for (int64_t d = 0; d < args.width; d += kLanes) {
+      store(row + d, load(from + i * padded + d), args.width - d);
     }
   }
 }

@@ -200,10 +200,13 @@ struct LayerKernels {
   RangeKernel<NormBackwardArgs> norm_backward[3];
   RangeKernel<GeluArgs> gelu[2];
   RangeKernel<GeluArgs> gelu_backward[2];
-  int64_t (*attention_scratch)(int64_t key_count, int64_t width);
+  int64_t (*attention_scratch[2])(int64_t key_count, int64_t width);
   RangeKernel<AttentionArgs> attention[2];           // blocks of 64 queries
   RangeKernel<AttentionArgs> attention_backward[2];  // likewise
-  RangeKernel<CrossEntropyArgs> cross_entropy[2];    // rows
+  /// Gradients of keys or values, as backward leaves them, to rows of `stride` elements.
+  void (*key_rows[2])(const AttentionArgs&, const float* from, int64_t padded, void* to,
+                      int64_t stride);
+  RangeKernel<CrossEntropyArgs> cross_entropy[2];  // rows
   void (*channel_sums)(const BatchNormArgs&, float* sum, float* square, int64_t begin, int64_t end);
   RangeKernel<BatchNormArgs> batch_norm;  // float, rows
   void (*batch_norm_sums)(const BatchNormArgs&, float* sum, float* product, int64_t begin,
@@ -214,8 +217,8 @@ struct LayerKernels {
   RangeKernel<RotaryArgs> rotary[2];
 };
 
-/// For the best instruction set that this CPU has; FLEET_CPU = generic, avx2 or avx512 picks
-/// another.
+/// For the best instruction set that this CPU has; FLEET_CPU = generic, avx2, avx512 or avx512_bf16
+/// picks another.
 const LayerKernels& layer_kernels();
 
 /// Null when this build or this CPU lacks it.

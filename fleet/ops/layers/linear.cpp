@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/layers/linear.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
+
+#include "fleet/core/torch/cast_rules.h"
 
 namespace fleet::ops {
 
@@ -15,5 +18,14 @@ LinearImpl::LinearImpl(int64_t in, int64_t out, const LinearOptions& options) {
 }
 
 torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return torch::linear(x, weight, bias); }
+
+torch::Tensor cast_for_products(const torch::Tensor& x) {
+  const auto device = x.device().type();
+  if (x.scalar_type() != torch::kFloat || !at::autocast::is_autocast_available(device) ||
+      !at::autocast::is_autocast_enabled(device) || compat::is_named_by_cast_rules("linear")) {
+    return x;
+  }
+  return x.to(at::autocast::get_autocast_dtype(device));
+}
 
 }  // namespace fleet::ops

@@ -29,4 +29,11 @@ class LinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Linear);
 
+/// x in the type in which autocast runs products, where it does: what several linear layers read is
+/// cast and kept for backward once, not by each of them.
+///
+///   const auto shared = cast_for_products(x);
+///   const auto q = query(shared), k = key(shared);
+torch::Tensor cast_for_products(const torch::Tensor& x);
+
 }  // namespace fleet::ops

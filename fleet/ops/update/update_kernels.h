@@ -90,8 +90,11 @@ struct UpdateKernels {
   bool (*take_written)(float* w, const uint16_t* low, int64_t n);
 };
 
-/// For the best instruction set that this CPU has; FLEET_CPU = generic, avx2 or avx512 picks
-/// another.
+/// The best instruction set that this CPU has; FLEET_CPU = generic, avx2, avx512 or avx512_bf16
+/// picks another.
+const char* instruction_set();
+
+/// For that one.
 const UpdateKernels& update_kernels();
 
 /// Null when this build or this CPU lacks it.
