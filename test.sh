@@ -17,6 +17,8 @@ install_packages "${packages_to_run[@]}" "${packages_to_test[@]}"
 fetch_libtorch
 configure_and_build all
 status=0
+# Two tests at a time share the cores: threads that spin while they wait for each other would take them from the other test.
+export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"
 ctest --test-dir build --output-on-failure --timeout 300 -j 2 "$@" || status=$?
 # A suite counts as passed where some of its tests were skipped: those are listed here.
 sed -nE 's/^\[  SKIPPED \] ([^ ]+)$/[skipped] \1/p' build/Testing/Temporary/LastTest.log | sort -u

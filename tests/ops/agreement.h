@@ -36,8 +36,9 @@ struct Results {
 inline Results results_of(const std::function<torch::Tensor(const Tensors&)>& op,
                           const Tensors& arguments, torch::ScalarType type) {
   Tensors leaves;
-  for (const auto& x : arguments) {
-    leaves.push_back(x.detach().to(type).clone().set_requires_grad(true));
+  for (const auto& x : arguments) {  // with their strides
+    leaves.push_back(
+        x.detach().to(type).clone(torch::MemoryFormat::Preserve).set_requires_grad(true));
   }
   auto generator = at::detail::createCPUGenerator(77);
   Results results;
