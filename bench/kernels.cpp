@@ -19,6 +19,7 @@
 #include "fleet/ops/cross_entropy.h"
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/fast_ops.h"
+#include "fleet/ops/gelu_linear.h"
 #include "fleet/ops/kernels/layer_kernels.h"
 #include "fleet/ops/linear_cross_entropy.h"
 #include "fleet/ops/random_scope.h"
@@ -278,8 +279,8 @@ struct BertLayer {
                              heads(torch::linear(x, wv, bv)), {.dropout = p})
             .flatten(2);
     const auto y = ops::add_norm(torch::linear(context, wo, bo), x, gamma1, beta1, {.dropout = p});
-    const auto wide = ops::bias_gelu(torch::linear(y, w_up), b_up);
-    return ops::add_norm(torch::linear(wide, w_down, b_down), y, gamma2, beta2, {.dropout = p});
+    const auto out = ops::gelu_linear(torch::linear(y, w_up), b_up, w_down, b_down);
+    return ops::add_norm(out, y, gamma2, beta2, {.dropout = p});
   }
 
   Tensor of_libtorch(const Tensor& x, double p, bool sdpa) const {

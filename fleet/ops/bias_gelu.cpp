@@ -21,9 +21,9 @@ using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
 
 using BiasGeluOp = Tensor(const Tensor&, const OptionalTensor&, double, c10::IntArrayRef, bool);
-using BiasGeluBackwardOp = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                      const OptionalTensor&, double,
-                                                      c10::IntArrayRef, bool);
+using BiasGeluBackwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
+                                                              const OptionalTensor&, double,
+                                                              c10::IntArrayRef, bool, bool);
 
 const auto& bias_gelu_op() {
   static const auto op = fleet_op<BiasGeluOp>("bias_gelu");
@@ -77,6 +77,7 @@ Tensor bias_gelu_kernel(const Tensor& x, const OptionalTensor& bias, double p,
                       .bias = floats_of(b),
                       .y = y.mutable_data_ptr(),
                       .dx = nullptr,
+                      .rebuilt = nullptr,
                       .dbias = nullptr,
                       .width = shape.width,
                       .rows_per_sample = shape.rows_per_sample,
@@ -88,13 +89,16 @@ Tensor bias_gelu_kernel(const Tensor& x, const OptionalTensor& bias, double p,
   return y;
 }
 
-std::tuple<Tensor, Tensor> bias_gelu_backward_kernel(const Tensor& dy_, const Tensor& x,
-                                                     const OptionalTensor& bias, double p,
-                                                     c10::IntArrayRef counter, bool tanh) {
+// dx, the bias's gradient and, where it is to be rebuilt, what forward returned.
+std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward_kernel(const Tensor& dy_, const Tensor& x,
+                                                             const OptionalTensor& bias, double p,
+                                                             c10::IntArrayRef counter, bool tanh,
+                                                             bool rebuild) {
   const auto stream = random_stream(p, counter);
   const auto dy = dy_.to(x.scalar_type()).contiguous();
   const auto input = x.contiguous();
   auto dx = at::empty_like(input);
+  auto rebuilt = rebuild ? at::empty_like(input) : at::empty({0}, x.options());
   const GeluShape shape(input);
   const auto b = as_floats(bias);
   const int64_t ranges = range_count(shape.rows, rows_per_thread(shape.width));
@@ -107,6 +111,7 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_kernel(const Tensor& dy_, const Te
           .bias = floats_of(b),
           .y = const_cast<void*>(dy.const_data_ptr()),
           .dx = dx.mutable_data_ptr(),
+          .rebuilt = rebuild ? rebuilt.mutable_data_ptr() : nullptr,
           .dbias = b.defined() ? dbias.mutable_data_ptr<float>() + i * shape.width : nullptr,
           .width = shape.width,
           .rows_per_sample = shape.rows_per_sample,
@@ -115,7 +120,7 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_kernel(const Tensor& dy_, const Te
       kernel(args, begin, end);
     });
   }
-  return {dx, dbias.sum(0)};
+  return {dx, dbias.sum(0), rebuilt};
 }
 
 Tensor bias_gelu_meta(const Tensor& x, const OptionalTensor& bias, double p,
@@ -123,11 +128,13 @@ Tensor bias_gelu_meta(const Tensor& x, const OptionalTensor& bias, double p,
   return at::empty(x.sizes(), x.options());
 }
 
-std::tuple<Tensor, Tensor> bias_gelu_backward_meta(const Tensor& dy, const Tensor& x,
-                                                   const OptionalTensor& bias, double p,
-                                                   c10::IntArrayRef counter, bool tanh) {
+std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward_meta(const Tensor& dy, const Tensor& x,
+                                                           const OptionalTensor& bias, double p,
+                                                           c10::IntArrayRef counter, bool tanh,
+                                                           bool rebuild) {
   return {at::empty(x.sizes(), x.options()),
-          at::empty({x.dim() > 0 ? x.size(-1) : 1}, x.options().dtype(torch::kFloat))};
+          at::empty({x.dim() > 0 ? x.size(-1) : 1}, x.options().dtype(torch::kFloat)),
+          rebuild ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options())};
 }
 
 struct BiasGeluFunction : torch::autograd::Function<BiasGeluFunction> {
@@ -143,9 +150,10 @@ struct BiasGeluFunction : torch::autograd::Function<BiasGeluFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const auto& bias = saved[1];
-    auto [dx, dbias] = bias_gelu_backward_op().call(
+    const auto [dx, dbias, rebuilt] = bias_gelu_backward_op().call(
         gradients[0], saved[0], if_defined(bias), ctx->saved_data["p"].toDouble(),
-        ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool());
+        ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool(),
+        /*rebuild=*/false);
     return {dx, bias.defined() ? dbias.to(bias.scalar_type()) : Tensor(), Tensor(), Tensor(),
             Tensor()};
   }
@@ -163,7 +171,7 @@ TORCH_LIBRARY_FRAGMENT(fleet, library) {
       "bias_gelu(Tensor x, Tensor? bias, float p, int[] counter, bool tanh=False) -> Tensor");
   library.def(
       "bias_gelu_backward(Tensor dy, Tensor x, Tensor? bias, float p, int[] counter, "
-      "bool tanh=False) -> (Tensor, Tensor)");
+      "bool tanh=False, bool rebuild=False) -> (Tensor, Tensor, Tensor)");
   register_op("fleet::bias_gelu", {.randomness = OpProperties::Randomness::kArguments});
   register_op("fleet::bias_gelu_backward", {.randomness = OpProperties::Randomness::kArguments});
 }

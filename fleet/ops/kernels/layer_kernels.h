@@ -75,9 +75,10 @@ struct NormBackwardArgs {
 struct GeluArgs {
   const void* x;
   const float* bias;  // null: 0
-  void* y;            // backward: dy is read from here, and dx goes to `dx`
-  void* dx;
-  float* dbias;  // of this range, added up; null: not wanted
+  void* y;            // backward: dy is read from here
+  void* dx;           // may be the same memory
+  void* rebuilt;      // backward: where the forward's y goes; null: not wanted
+  float* dbias;       // of this range, added up; null: not wanted
   int64_t width;
   int64_t rows_per_sample;
   bool tanh;  // the approximation

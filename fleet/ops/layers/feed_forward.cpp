@@ -4,8 +4,8 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 
-#include "fleet/ops/bias_gelu.h"
 #include "fleet/ops/dropout.h"
+#include "fleet/ops/gelu_linear.h"
 
 namespace fleet::ops {
 
@@ -13,7 +13,8 @@ torch::Tensor feed_forward(const torch::Tensor& x, Linear& up, Linear& down,
                            const FeedForwardOptions& options) {
   const double p = down->is_training() ? options.dropout : 0;
   if (options.activation == Activation::kGelu) {
-    return down(bias_gelu(torch::linear(x, up->weight), up->bias, {.dropout = p}));
+    return gelu_linear(torch::linear(x, up->weight), up->bias, down->weight, down->bias,
+                       {.dropout = p});
   }
   return down(dropout(up(x).relu_(), p));
 }

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/ops/gelu_linear.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
+#include "fleet/core/text/format.h"
+#include "fleet/ops/fused_op.inl"
+
+namespace fleet::ops {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<Tensor>;
+
+using GeluOp = Tensor(const Tensor&, const OptionalTensor&, double, c10::IntArrayRef, bool);
+using GeluBackwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
+                                                          const OptionalTensor&, double,
+                                                          c10::IntArrayRef, bool, bool);
+using GeluLinearOp = Tensor(const Tensor&, const OptionalTensor&, const Tensor&,
+                            const OptionalTensor&, double, c10::IntArrayRef, bool);
+
+const auto& gelu_op() {
+  static const auto op = fleet_op<GeluOp>("bias_gelu");
+  return op;
+}
+const auto& gelu_backward_op() {
+  static const auto op = fleet_op<GeluBackwardOp>("bias_gelu_backward");
+  return op;
+}
+const auto& gelu_linear_op() {
+  static const auto op = fleet_op<GeluLinearOp>("gelu_linear");
+  return op;
+}
+
+void check_weight(const Tensor& x, const Tensor& weight) {
+  if (weight.dim() == 2 && x.dim() > 0 && weight.size(1) == x.size(-1)) return;
+  throw Error("gelu_linear", format("x is {}, and the weight {}: it must have a column for each "
+                                    "element of the last dimension",
+                                    c10::str(x.sizes()), c10::str(weight.sizes())));
+}
+
+Tensor gelu_linear_kernel(const Tensor& x, const OptionalTensor& bias, const Tensor& weight,
+                          const OptionalTensor& out_bias, double p, c10::IntArrayRef counter,
+                          bool tanh) {
+  check_weight(x, weight);
+  return at::linear(gelu_op().call(x, bias, p, counter, tanh), weight, out_bias);
+}
+
+struct GeluLinearFunction : torch::autograd::Function<GeluLinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const OptionalTensor& bias,
+                        const Tensor& weight, const OptionalTensor& out_bias, double p,
+                        c10::IntArrayRef counter, bool tanh) {
+    ctx->saved_data["p"] = p;
+    ctx->saved_data["counter"] = counter;
+    ctx->saved_data["tanh"] = tanh;
+    ctx->saved_data["weight"] = weight.requires_grad();
+    ctx->saved_data["out_bias"] = out_bias && out_bias->requires_grad();
+    ctx->save_for_backward({x, bias.value_or(Tensor()), weight});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return gelu_linear_op().call(x, bias, weight, out_bias, p, counter, tanh);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    refuse_second_order("gelu_linear");
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &bias = saved[1], &weight = saved[2];
+    const auto dy = gradients[0].to(x.scalar_type()).reshape({-1, weight.size(0)});
+    const auto [dx, dbias, rebuilt] = gelu_backward_op().call(
+        at::mm(dy, weight).view(x.sizes()), x, if_defined(bias), ctx->saved_data["p"].toDouble(),
+        ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool(),
+        /*rebuild=*/ctx->saved_data["weight"].toBool());
+    variable_list result(7);
+    result[0] = dx;
+    if (bias.defined()) result[1] = dbias.to(bias.scalar_type());
+    if (ctx->saved_data["weight"].toBool()) {
+      result[2] = at::mm(dy.t(), rebuilt.view({-1, weight.size(1)}));
+    }
+    if (ctx->saved_data["out_bias"].toBool()) result[3] = dy.sum(0);
+    return result;
+  }
+};
+
+Tensor gelu_linear_autograd(const Tensor& x, const OptionalTensor& bias, const Tensor& weight,
+                            const OptionalTensor& out_bias, double p, c10::IntArrayRef counter,
+                            bool tanh) {
+  check_weight(x, weight);
+  if (!has_kernel(x)) {
+    return at::linear(gelu_op().call(x, bias, p, counter, tanh), weight, out_bias);
+  }
+  return GeluLinearFunction::apply(x, bias, weight, out_bias, p, counter, tanh);
+}
+
+// As LibTorch's linear: in autocast's type.
+Tensor gelu_linear_autocast(const Tensor& x, const OptionalTensor& bias, const Tensor& weight,
+                            const OptionalTensor& out_bias, double p, c10::IntArrayRef counter,
+                            bool tanh) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
+  const auto type = at::autocast::get_autocast_dtype(torch::kCPU);
+  const auto cast = [&](const Tensor& t) {
+    return at::autocast::cached_cast(type, t, torch::kCPU);
+  };
+  return gelu_linear_op().call(
+      cast(x), bias, cast(weight),
+      out_bias && out_bias->defined() ? OptionalTensor(cast(*out_bias)) : std::nullopt, p, counter,
+      tanh);
+}
+
+Tensor gelu_linear_meta(const Tensor& x, const OptionalTensor& bias, const Tensor& weight,
+                        const OptionalTensor& out_bias, double p, c10::IntArrayRef counter,
+                        bool tanh) {
+  check_weight(x, weight);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return at::empty(sizes, x.options());
+}
+
+double gelu_linear_flops(const std::vector<Tensor>& arguments, double result) {
+  if (arguments.size() < 2 || arguments[1].dim() == 0) return 0;
+  return 2 * result * static_cast<double>(arguments[0].size(-1));
+}
+
+TORCH_LIBRARY_FRAGMENT(fleet, library) {
+  library.def(
+      "gelu_linear(Tensor x, Tensor? bias, Tensor weight, Tensor? out_bias, float p, int[] "
+      "counter, "
+      "bool tanh=False) -> Tensor");
+  register_op("fleet::gelu_linear",
+              {.randomness = OpProperties::Randomness::kArguments, .flops = gelu_linear_flops});
+}
+TORCH_LIBRARY_IMPL(fleet, CPU, library) { library.impl("gelu_linear", gelu_linear_kernel); }
+TORCH_LIBRARY_IMPL(fleet, Meta, library) { library.impl("gelu_linear", gelu_linear_meta); }
+TORCH_LIBRARY_IMPL(fleet, Autograd, library) { library.impl("gelu_linear", gelu_linear_autograd); }
+TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) {
+  library.impl("gelu_linear", gelu_linear_autocast);
+}
+
+}  // namespace
+
+Tensor gelu_linear(const Tensor& x, const Tensor& bias, const Tensor& weight,
+                   const Tensor& out_bias, const BiasGeluOptions& options) {
+  RandomCounter counter = {};
+  if (options.counter) {
+    counter = *options.counter;
+  } else if (options.dropout > 0) {
+    counter = next_counter(x.dim() > 1 ? x.size(0) : 1);
+  }
+  return gelu_linear_op().call(x, if_defined(bias), weight, if_defined(out_bias), options.dropout,
+                               counter, options.tanh);
+}
+
+}  // namespace fleet::ops
