@@ -105,6 +105,7 @@ TEST_F(GuideProgramsTest, Guide000RecomputesBert) {
   EXPECT_LT(losses.back(), losses.front()) << text;
   EXPECT_TRUE(
       says(text, "layers 3 instead of 24",
+           "[recompute] a forward has 3 segments to recompute, and evicted ",
            "|                     recompute=True <-> recompute_configs                     |",
            "encoder.layer.2"));
 }

@@ -100,7 +100,7 @@ class RunShTest : public QuickStartTest {
   std::string output_of(const std::string& line) {
     Started run({"env", "-C", data_.path().string(), "bash", "-c",
                  line + " --data_dir " + data_.path().string()});
-    EXPECT_EQ(run.wait(std::chrono::seconds(240)), 0) << line << "\n" << run.output();
+    EXPECT_EQ(run.wait(std::chrono::seconds(600)), 0) << line << "\n" << run.output();
     return run.output();
   }
 
