@@ -44,7 +44,8 @@ const fleet::FieldList& fields_of(const Options*) {
       "app",
       {fleet::field<&O::rule>("rule", "how gradients become updates")
            .one_of({"momentum", "lars", "lamb"}),
-       fleet::field<&O::warmup>("warmup", "share of the updates before the rate's peak, --lr")
+       fleet::field<&O::warmup>(
+           "warmup", "warmup ratio: fraction of updates with rising learning rate, up to --lr")
            .at_least(0)
            .below(1),
        fleet::field<&O::weight_decay>("weight_decay", "of all but biases and norms").at_least(0),

@@ -28,7 +28,7 @@ const fleet::FieldList& fields_of(const Options*) {
       {fleet::field<&O::depth>("depth", "18, 50, 101 or 152 layers").at_least(18).at_most(152),
        fleet::field<&O::width>("width", "channels of the first stage").at_least(1),
        fleet::field<&O::zero_init_last_norm>("zero_init_last_norm", "blocks start as the identity"),
-       fleet::field<&O::label_smoothing>("label_smoothing", "share of the wrong classes")
+       fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),
        fleet::field<&O::weight_decay>("weight_decay", "of Momentum; lars has its own")
@@ -56,7 +56,7 @@ int body(int argc, char** argv) {
   fleet::RunOptions run;
   const auto config = fleet::parse_train_configs(
       argc, argv, {{"Model", own}, {"Data", images}, {"Run", run}}, {.lr = 0.1},
-      {.about = "trains ResNet to name images",
+      {.about = "trains ResNet for image classification",
        .examples = {"{} --image_size 64 --max_updates 30",
                     "fleetrun --nproc_per_node 2 {} --depth 18 --image_size 32 --amp"},
        .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});

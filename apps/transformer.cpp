@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Transformer, encoder and decoder, on pairs of texts or without any data: it then learns to
-// turn sequences round. docs/applications/transformer.md has runs.
+// reverse sequences. docs/applications/transformer.md has runs.
 //
 //   build/bin/transformer --max_updates 300
 //   fleetrun --nproc_per_node 2 build/bin/transformer --max_updates 50 --recompute
@@ -35,7 +35,7 @@ const fleet::FieldList& fields_of(const Options*) {
        fleet::field<&O::hidden>("hidden", "width of a layer; 0: the model's").at_least(0),
        fleet::field<&O::heads>("heads", "of attention; 0: the model's").at_least(0),
        fleet::field<&O::dropout>("dropout", "of layers and embeddings").at_least(0).below(1),
-       fleet::field<&O::label_smoothing>("label_smoothing", "share of the wrong tokens")
+       fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1)}};
   return list;

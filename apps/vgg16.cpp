@@ -29,7 +29,7 @@ const fleet::FieldList& fields_of(const Options*) {
            .at_least(1),
        fleet::field<&O::hidden>("hidden", "width of the classifier").at_least(1),
        fleet::field<&O::dropout>("dropout", "in the classifier").at_least(0).below(1),
-       fleet::field<&O::label_smoothing>("label_smoothing", "share of the wrong classes")
+       fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),
        fleet::field<&O::weight_decay>("weight_decay", "of Momentum; lars has its own")
@@ -55,7 +55,7 @@ int body(int argc, char** argv) {
   fleet::RunOptions run;
   const auto config = fleet::parse_train_configs(
       argc, argv, {{"Model", own}, {"Data", images}, {"Run", run}}, {.lr = 0.01},
-      {.about = "trains VGG16 to name images",
+      {.about = "trains VGG16 for image classification",
        .examples = {"{} --image_size 64 --width 16 --hidden 256 --max_updates 30",
                     "fleetrun --nproc_per_node 2 {} --image_size 32 --width 8 --hidden 128 --amp"},
        .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});

@@ -7,9 +7,10 @@
 namespace X = fleet;
 
 int train(int argc, char** argv) {
-  auto configs = X::parse_train_configs(argc, argv, {}, {.reads = {}});
+  auto configs = X::parse_train_configs(argc, argv, {}, {.reads = {"seed"}});
   auto role = fleet::PaddleCloudRoleMaker{.is_collective = true};
   fleet::init(role);
+  torch::manual_seed(configs.seed);
 
   auto model = X::applications::Resnet50();
   auto loader = model.load_imagenet_from_file("./ImageNet/train.txt");

@@ -7,8 +7,9 @@
 namespace X = fleet;
 
 int train(int argc, char** argv) {
-  auto configs = X::parse_train_configs(argc, argv, {}, {.reads = {"lr", "momentum"}});
+  auto configs = X::parse_train_configs(argc, argv, {}, {.reads = {"lr", "momentum", "seed"}});
   fleet::init({.is_collective = true});
+  torch::manual_seed(configs.seed);
 
   auto model = X::applications::Resnet50();
   auto loader = model.load_imagenet_from_file("./ImageNet/train.txt");

@@ -177,7 +177,7 @@ const FieldList& fields_of(const ResnetOptions*) {
           field<&R::classes>("classes", "that are told apart").at_least(1),
           field<&R::width>("width", "channels of the first stage").at_least(1),
           field<&R::zero_init_last_norm>("zero_init_last_norm", "blocks start as the identity"),
-          field<&R::label_smoothing>("label_smoothing", "share of the wrong classes")
+          field<&R::label_smoothing>("label_smoothing", "label smoothing factor")
               .at_least(0)
               .below(1),
       }};

@@ -310,7 +310,7 @@ const FieldList& fields_of(const TransformerOptions*) {
           field<&T::encoder_layers>("encoder_layers", "of the encoder").at_least(1),
           field<&T::decoder_layers>("decoder_layers", "of the decoder").at_least(1),
           field<&T::max_positions>("max_positions", "longest sequence").at_least(1),
-          field<&T::label_smoothing>("label_smoothing", "share of the wrong tokens")
+          field<&T::label_smoothing>("label_smoothing", "label smoothing factor")
               .at_least(0)
               .below(1),
       }};

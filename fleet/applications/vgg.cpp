@@ -107,7 +107,7 @@ const FieldList& fields_of(const VggOptions*) {
           field<&V::hidden>("hidden", "width of the classifier").at_least(1),
           field<&V::classes>("classes", "that are told apart").at_least(1),
           field<&V::dropout>("dropout", "in the classifier").at_least(0).below(1),
-          field<&V::label_smoothing>("label_smoothing", "share of the wrong classes")
+          field<&V::label_smoothing>("label_smoothing", "label smoothing factor")
               .at_least(0)
               .below(1),
       }};

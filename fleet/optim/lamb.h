@@ -37,7 +37,7 @@ struct LambOptions {
   double beta2 = 0.999;
   double epsilon = 1e-6;
   double lamb_weight_decay = 0.01;
-  std::vector<std::string> exclude_from_weight_decay = {};  // parts of names
+  std::vector<std::string> exclude_from_weight_decay = {};  // substrings of names
   double max_grad_norm = 0;  // clip all gradients together to this norm; 0: do not
   LambRule rule = {};
   std::vector<ParameterGroup> groups = {};

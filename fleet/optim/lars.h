@@ -29,7 +29,7 @@ struct LarsOptions {
   double lars_weight_decay = 0.0005;
   double epsilon = 0;  // added to the ratio's denominator
   bool use_nesterov = false;
-  std::vector<std::string> exclude_from_weight_decay = {};  // parts of names
+  std::vector<std::string> exclude_from_weight_decay = {};  // substrings of names
   double max_grad_norm = 0;  // clip all gradients together to this norm; 0: do not
   LarsRule rule = {};
   std::vector<ParameterGroup> groups = {};

@@ -4,6 +4,7 @@
 // (FLEET_BERT_OPTIONS, FLEET_RESNET_OPTIONS).
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <regex>
 
@@ -22,7 +23,8 @@ namespace {
 using Words = std::vector<std::string>;
 
 constexpr std::chrono::seconds kPatience(110);
-
+// Of a ResNet in mixed precision nothing is left in bf16.
+constexpr const char* kInFp32 = "--amp_configs.custom_black_list=conv2d,linear";
 // The losses of the guide's step lines.
 std::vector<double> losses_in(const std::string& text) {
   static const std::regex line(
@@ -103,19 +105,29 @@ TEST_F(GuideProgramsTest, Guide000RecomputesBert) {
   EXPECT_LT(losses.back(), losses.front()) << text;
   EXPECT_TRUE(
       says(text, "layers 3 instead of 24",
+           "[recompute] a forward has 3 segments to recompute, and evicted ",
            "|                     recompute=True <-> recompute_configs                     |",
            "encoder.layer.2"));
 }
 
+// Each of its sixteen checkpoints ends a segment to recompute; what follows the last is kept. The
+// first loss is that of fp32, but not to the last digit: bf16 is in force.
 TEST_F(GuideProgramsTest, Guide001CutsResnetAtItsOwnCheckpoints) {
-  write_images(64);
+  write_images(192);
   const auto text = output_of("train_fleet_recompute");
-  EXPECT_EQ(losses_in(text).size(), 1U) << text;
+  const auto losses = losses_in(text);
+  ASSERT_EQ(losses.size(), 3U) << text;
   EXPECT_TRUE(
       says(text, "checkpoints         res2a.add.output.5.tmp_0       |", "res5c.add.output.5.tmp_0",
+           "[recompute] a forward has 16 segments to recompute, and evicted ",
            "|                           amp=True <-> amp_configs                           |"));
+  const auto in_fp32 = losses_in(output_of("train_fleet_recompute", {kInFp32}));
+  ASSERT_EQ(in_fp32.size(), losses.size());
+  EXPECT_NEAR(losses[0], in_fp32[0], 0.05 * in_fp32[0]);
+  EXPECT_NE(losses[0], in_fp32[0]);
 }
 
+// The two forms are different code, up to the optimizer's step.
 TEST_F(GuideProgramsTest, Guide002MergesFourBatchesInBothForms) {
   write_images(8 * 2 * 8);
   const auto text = output_of("train_fleet_gradient_merge", {"--lr=0.1"});
@@ -124,15 +136,27 @@ TEST_F(GuideProgramsTest, Guide002MergesFourBatchesInBothForms) {
   const auto dynamic = losses_in(output_of("train_dygraph_gradient_merge", {"--lr=0.1"}));
   ASSERT_EQ(dynamic.size(), losses.size());
   for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(dynamic[i], losses[i], 2e-6) << i;
+  const auto unchanged = losses_in(output_of("train_fleet_gradient_merge", {"--lr=0"}));
+  ASSERT_EQ(unchanged.size(), losses.size());
+  EXPECT_NEAR(unchanged[0], losses[0], 2e-6) << "no update within the first four batches";
+  EXPECT_GT(std::abs(unchanged[1] - losses[1]), 0.01) << "the update is in force behind them";
   EXPECT_TRUE(says(text, "k_steps                    4                   |",
                    "avg                   True                 |"));
 }
 
+// The programs of 001, in fp32, and of 003 train the same model on the same images, with Momentum
+// and with LARS: their first losses are equal, and what they learn from them is not.
 TEST_F(GuideProgramsTest, Guide003HasLars) {
-  write_images(128);
+  write_images(192);
   const auto text = output_of("resnet50_lars");
-  EXPECT_EQ(losses_in(text).size(), 2U) << text;
+  const auto losses = losses_in(text);
   EXPECT_TRUE(says(text, "lars=True <-> lars_configs", "batch_norm", ".b_0"));
+  const auto of_momentum =
+      losses_in(output_of("train_fleet_recompute", {kInFp32, "--lr=0.01", "--momentum=0.9"}));
+  ASSERT_EQ(losses.size(), 3U) << text;
+  ASSERT_EQ(of_momentum.size(), losses.size());
+  EXPECT_NEAR(losses[0], of_momentum[0], 2e-6);
+  EXPECT_GT(std::abs(losses[1] - of_momentum[1]), 1e-3);
 }
 
 TEST_F(GuideProgramsTest, Guide003HasLamb) {
@@ -144,11 +168,22 @@ TEST_F(GuideProgramsTest, Guide003HasLamb) {
   EXPECT_TRUE(says(text, "lamb=True <-> lamb_configs", "layer_norm"));
 }
 
-TEST_F(GuideProgramsTest, Guide004AdaptsTheInterval) {
+// With an average after every update, which is where its interval begins, local SGD is SGD over all
+// ranks. Ranks that were not averaged would each learn from their own half: that moves the second
+// loss by 0.02. The third is not compared: a net of this width makes much of the last digit.
+TEST_F(GuideProgramsTest, Guide004AveragesParameters) {
   write_images(192);
   const auto text = output_of("resnet50_localsgd");
-  EXPECT_EQ(losses_in(text).size(), 3U) << text;
+  const auto losses = losses_in(text);
   EXPECT_TRUE(says(text, "adaptive_localsgd=True <-> adaptive_localsgd_configs"));
+  EXPECT_EQ(text.find("from here on"), text.npos) << "the interval is no longer 1: " << text;
+  EXPECT_EQ(text.find("in no average"), text.npos) << text;
+  const auto of_sgd =
+      losses_in(output_of("train_fleet_recompute", {kInFp32, "--lr=0.01", "--momentum=0"}));
+  ASSERT_EQ(losses.size(), 3U) << text;
+  ASSERT_EQ(of_sgd.size(), losses.size());
+  EXPECT_NEAR(losses[0], of_sgd[0], 2e-6);
+  EXPECT_NEAR(losses[1], of_sgd[1], 3e-3);
 }
 
 TEST(GuideProgramTexts, HaveAtMostFiftyLines) {

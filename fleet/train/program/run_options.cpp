@@ -48,7 +48,8 @@ const FieldList& fields_of(const RunOptions*) {
           field<&R::max_updates>("max_updates", "end after so many, whatever the epochs; 0: do not")
               .at_least(0)
               .in_unit("updates"),
-          field<&R::warmup>("warmup", "share of the updates before the rate's peak, --lr")
+          field<&R::warmup>(
+              "warmup", "warmup ratio: fraction of updates with rising learning rate, up to --lr")
               .at_least(0)
               .below(1),
           field<&R::weights>("weights", "safetensors file to start from; see fleet convert"),

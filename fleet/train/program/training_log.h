@@ -25,7 +25,7 @@ namespace fleet {
 ///   log.end_epoch(optimizer.end_epoch());
 class TrainingLog {
  public:
-  /// `updates`: made before, in the run that this one goes on from.
+  /// `updates`: made before, in the run that this one resumes from.
   explicit TrainingLog(const RunOptions& options, int64_t updates = 0)
       : options_(options), updates_(updates) {}
 

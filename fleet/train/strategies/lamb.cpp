@@ -39,7 +39,8 @@ const FieldList& fields_of(const LambConfigs*) {
       .fields = {
           field<&LambConfigs::lamb_weight_decay>("lamb_weight_decay", "weight decay").at_least(0),
           field<&LambConfigs::exclude_from_weight_decay>(
-              "exclude_from_weight_decay", "parts of names of parameters without weight decay"),
+              "exclude_from_weight_decay",
+              "substrings of names of parameters without weight decay"),
           field<&LambConfigs::rule>("rule", "whose variant of LAMB it is")
               .one_of(optim::lamb_rule_names())
               .beyond_guide(),

@@ -18,7 +18,8 @@ const FieldList& fields_of(const LarsConfigs*) {
           field<&LarsConfigs::lars_weight_decay>("lars_weight_decay", "weight decay").at_least(0),
           field<&LarsConfigs::epsilon>("epsilon", "added to the norm that divides").at_least(0),
           field<&LarsConfigs::exclude_from_weight_decay>(
-              "exclude_from_weight_decay", "parts of names of parameters without weight decay"),
+              "exclude_from_weight_decay",
+              "substrings of names of parameters without weight decay"),
           field<&LarsConfigs::rule>("rule", "whose variant of LARS it is")
               .one_of(optim::lars_rule_names())
               .beyond_guide(),
