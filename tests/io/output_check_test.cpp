@@ -73,6 +73,22 @@ TEST_F(OutputCheckTest, SaysHowMuchRoomIsNeededAndHowMuchThereIs) {
       "--out: file takes "));
 }
 
+TEST_F(OutputCheckTest, OutputsOnOneDiskNeedRoomForAll) {
+  const auto half = static_cast<int64_t>(fs::space(folder_.path()).available) * 6 / 10;
+  fs::create_directory(path("snapshots"));
+  const OutputPlace save{folder_.path(), "--save", "weights"};
+  const OutputPlace snapshots{path("snapshots"), "--snapshot_dir", "snapshot"};
+  check_room(save, half, "net.safetensors");
+  check_room(save, half, "net.safetensors");  // the same file
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { check_room(snapshots, half, "a snapshot"); }),
+                   "--snapshot_dir: a snapshot takes ", ", --save ", ", and the disk of "));
+  room_is_taken("--save");
+  check_room(snapshots, half, "a snapshot");
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { check_room(save, half, "net"); }),
+                   "--save: net takes ", ", --snapshot_dir "));
+  room_is_taken("--snapshot_dir");
+}
+
 // scripts/soak.sh disk: a job whose disk had filled up ended with code 2, and was not restarted.
 TEST_F(OutputCheckTest, DiskThatFilledUpSinceTheFirstAttemptIsNoMistakeOfTheCommandLine) {
   const auto is_usage = [&] {
