@@ -12,6 +12,7 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/ranks/ranks.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/support/two_hosts.h"
 
@@ -149,11 +150,12 @@ TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
 
 TEST(FaultTest, RankThatStaysAwayIsNamed) {
   for (const char* mode : {"absent", "early_exit"}) {
-    Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=4"}));
+    const int limit_s = patient_s(4);
+    Launched ranks(job(3, {mode}), with({format("FLEET_TIMEOUT_S={}", limit_s)}));
     EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
-    EXPECT_TRUE(matches(
-        error_in(ranks.log(0)),
-        R"(\[comm\] rank 0 waited 4 s at 127\.0\.0\.1:\d+, and of 3 ranks rank 1 did not arrive\n)"))
+    EXPECT_TRUE(matches(error_in(ranks.log(0)),
+                        format(R"(\[comm\] rank 0 waited {} s at 127\.0\.0\.1:\d+, )", limit_s) +
+                            R"(and of 3 ranks rank 1 did not arrive\n)"))
         << ranks.log(0);
   }
 }
@@ -171,9 +173,9 @@ TEST(FaultTest, RankZeroThatNobodyStartedIsNamed) {
 // Rank 1 leaves its training loop early and comes to the end of the program; rank 0 trains on.
 TEST(FaultTest, RankThatLeavesItsLoopEarlyIsNamedWithItsCall) {
   for (const bool shared_memory : {false, true}) {
-    Launched ranks(
-        job(2, {"leaves_early"}),
-        with({"FLEET_TIMEOUT_S=2", format("FLEET_SHARED_MEMORY={}", shared_memory ? 1 : 0)}));
+    Launched ranks(job(2, {"leaves_early"}),
+                   with({format("FLEET_TIMEOUT_S={}", patient_s(3)),
+                         format("FLEET_SHARED_MEMORY={}", shared_memory ? 1 : 0)}));
     EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
     const auto first = error_in(ranks.log(0)), second = error_in(ranks.log(1));
     EXPECT_FALSE(first.empty() && second.empty()) << ranks.output();
@@ -204,7 +206,7 @@ TEST(FaultTest, RankOneThatNobodyStartedIsNamed) {
 }
 
 TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
-  Launched ranks(job(2, {"one_less"}), with({"FLEET_TIMEOUT_S=2"}));
+  Launched ranks(job(2, {"one_less"}), with({format("FLEET_TIMEOUT_S={}", patient_s(3))}));
   EXPECT_EQ(ranks.wait(), 1) << ranks.output();
   EXPECT_TRUE(matches(
       error_in(ranks.log(0)),
@@ -214,13 +216,15 @@ TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
 }
 
 TEST(FaultTest, GroupThatOneRankMakesAloneNamesTheOthers) {
-  Launched ranks(job(2, {"group_alone"}), with({"FLEET_TIMEOUT_S=2"}));
+  const int limit_s = patient_s(3);
+  Launched ranks(job(2, {"group_alone"}), with({format("FLEET_TIMEOUT_S={}", limit_s)}));
   EXPECT_EQ(ranks.wait(), 1) << ranks.output();
   EXPECT_TRUE(matches(
       error_in(ranks.log(0)),
-      R"(\[comm\] rank 0 waited 2 s to make a group of 2 ranks, and rank 1 did not arrive\n)"
-      R"(  rank 1 \(.*\) has not reached this call, or has left: it is not in this group; )"
-      R"(its latest call is 'making a group')"))
+      format(R"(\[comm\] rank 0 waited {} s )", limit_s) +
+          R"(to make a group of 2 ranks, and rank 1 did not arrive\n)"
+          R"(  rank 1 \(.*\) has not reached this call, or has left: it is not in this group; )"
+          R"(its latest call is 'making a group')"))
       << ranks.log(0);
   EXPECT_EQ(ranks.log(0).find("[W"), std::string::npos) << ranks.log(0);
 }
