@@ -28,13 +28,13 @@ if [ -z "$built" ]; then
   configure_and_build all
 fi
 
-load=()
-end_load() {
-  [ ${#load[@]} = 0 ] || kill "${load[@]}" 2>/dev/null || true
-  wait "${load[@]}" 2>/dev/null || true
+load=() tests=
+end_all() {
+  kill ${tests:+"$tests"} "${load[@]}" 2>/dev/null || true
+  wait ${tests:+"$tests"} "${load[@]}" 2>/dev/null || true
   rm -f build/busy.dd
 }
-trap end_load EXIT
+trap end_all EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 for _ in 1 2; do
@@ -49,8 +49,11 @@ failed=0
 for ((run = 1; run <= times; ++run)); do
   begin=$SECONDS
   status=0
-  FLEET_TEST_PATIENCE=${FLEET_TEST_PATIENCE:-2} timeout 7200 ctest --test-dir build --output-on-failure --timeout 900 -j 2 "$@" \
-    >"build/busy-$run.log" 2>&1 || status=$?
+  FLEET_TEST_PATIENCE=${FLEET_TEST_PATIENCE:-2} timeout 7200 ctest --test-dir build --no-tests=error --output-on-failure --timeout 900 -j 2 "$@" \
+    >"build/busy-$run.log" 2>&1 &
+  tests=$!  # in the background: a signal to this script must not wait for it
+  wait "$tests" || status=$?
+  tests=
   for pid in "${load[@]}"; do kill -0 "$pid" 2>/dev/null || fail "the load has ended before the tests (pid $pid)"; done
   if [ "$status" = 0 ]; then
     say "run $run of $times: passed, $((SECONDS - begin)) s"
