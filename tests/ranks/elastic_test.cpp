@@ -211,7 +211,7 @@ TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndComesBack) {
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
   Training training(2, {"--epochs=1000", "--until=" + end.string()},
-                    {"--max_restarts=3", "--peer_timeout_s=2"}, {});
+                    {"--max_restarts=3", format("--peer_timeout_s={}", patient_s(3))}, {});
   ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
   training.send_to(1, SIGSTOP);
   ASSERT_TRUE(training.trains_again(1, 2)) << both_logs(training);

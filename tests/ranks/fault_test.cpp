@@ -77,7 +77,8 @@ TEST_P(FaultInSmallCallTest, KilledRankIsNamed) {
 }
 
 TEST_P(FaultInSmallCallTest, StoppedRankIsNamedAtTheTimeLimit) {
-  Launched ranks(job(2, {"sums", "stop", "1", "500"}), variables({"FLEET_TIMEOUT_S=2"}));
+  Launched ranks(job(2, {"sums", "stop", "1", "500"}),
+                 variables({format("FLEET_TIMEOUT_S={}", patient_s(3))}));
   EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
   EXPECT_TRUE(matches(error_in(ranks.log(0)),
                       failed_ + after(ranks.log(1), "pid") + R"(\) is stopped \(SIGSTOP)"))
@@ -108,12 +109,15 @@ TEST(FaultTest, NoSurvivorOfFourBlamesAnotherSurvivor) {
 }
 
 TEST(FaultTest, StoppedRankIsCalledStoppedAndIsNotLeftBehind) {
-  Launched training(job(2, {"fault", "stop", "1", "5"}), with({"FLEET_TIMEOUT_S=3"}));
+  const int limit_s = patient_s(3);
+  Launched training(job(2, {"fault", "stop", "1", "5"}),
+                    with({format("FLEET_TIMEOUT_S={}", limit_s)}));
   EXPECT_EQ(training.wait(kLong), 1) << training.output();
   EXPECT_TRUE(matches(error_in(training.log(0)),
                       kWhileReducing + R"(rank 1 \([^,]+, pid \d+\) is stopped \(SIGSTOP)"))
       << training.log(0);
-  EXPECT_TRUE(says(training.log(0), "the limit for a call is 3 s (FLEET_TIMEOUT_S)"));
+  EXPECT_TRUE(
+      says(training.log(0), format("the limit for a call is {} s (FLEET_TIMEOUT_S)", limit_s)));
   EXPECT_TRUE(is_gone(std::stoi(after(training.log(1), "pid"))));
 }
 
@@ -281,7 +285,7 @@ TEST_F(TwoHostsTest, TrainTogether) {
 
 TEST_F(TwoHostsTest, LostLinkIsAnErrorOnBothSides) {
   const Words work = {"train", "100000000"};
-  const auto limit = Words{"FLEET_TIMEOUT_S=3"};
+  const auto limit = Words{format("FLEET_TIMEOUT_S={}", patient_s(3))};
   Launched first(as_node(0, work), on(0, limit));
   Launched second(as_node(1, work), on(1, limit));
   ASSERT_TRUE(eventually([&] { return losses(first.log(0)).contains(5); })) << first.output();
