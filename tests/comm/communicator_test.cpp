@@ -233,9 +233,7 @@ TEST(CommunicatorTest, RankThatWaitsSaysForWhom) {
     EXPECT_TRUE(
         says(::testing::internal::GetCapturedStdout(),
              format("[comm] waits for all_reduce of gradient bucket 2 of 5 ({} x Float, ", numbers),
-             "): rank 1 (",
-             "has not reached this call: it is at its call 2 ('barrier (all are here)'), "
-             "this is call 3 (0 s of 20 s)\n"));
+             "): rank 1 (", "has not reached this call", " (0 s of 20 s)\n"));
   }
 }
 
