@@ -42,7 +42,8 @@ def fuzz_table(rows):
 
 def lost(rows):
     updates, repeated = total(rows, "updates"), total(rows, "repeated")
-    return f"{repeated:,} of {updates + repeated:,} updates repeated"
+    unit = "averages of rank 0" if "elastic" in rows[0]["setup"] else "updates"
+    return f"{repeated:,} of {updates + repeated:,} {unit} repeated"
 
 
 def outcome(rows):

@@ -115,4 +115,4 @@ test_python() {
 
 packages_to_run=(g++ cmake ninja-build ccache python3-pip ca-certificates nlohmann-json3-dev zlib1g-dev libjpeg62-turbo-dev libxxhash-dev libbenchmark-dev dataset-fashion-mnist)
 packages_to_python=(python3-dev python3-venv)
-packages_to_test=(libgtest-dev iproute2 procps clang-format doxygen)
+packages_to_test=(libgtest-dev iproute2 procps clang-format doxygen python3-yaml)

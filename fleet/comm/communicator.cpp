@@ -94,6 +94,14 @@ void Work::State::fail(const std::string& reason) const {
                      static_cast<double>(timeout.count()) / 1e3));
 }
 
+std::string Work::State::waits_for() const {
+  return watch ? watch->waits_for({group, number, what}) : "its peers";
+}
+
+void Work::State::log_wait_if_due() {
+  if (notice->is_due()) notice->log_if_due(format("{}: {}", what, waits_for()));
+}
+
 Work::Work() = default;
 Work::Work(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Work::Work(Work&&) noexcept = default;
@@ -103,6 +111,7 @@ Work::~Work() {
   // LibTorch holds the tensors until the work is complete, so nothing dangles without a wait.
   if (!state_ || std::uncaught_exceptions() > 0) return;
   try {
+    state_->begin_wait();
     state_->block();
   } catch (const std::exception&) {  // NOLINT: a destructor cannot report it
   }
@@ -111,6 +120,7 @@ Work::~Work() {
 void Work::wait() {
   if (!state_) return;
   const auto state = std::move(state_);
+  state->begin_wait();
   state->guarded([&] { state->block(); });
 }
 
@@ -155,12 +165,14 @@ Work Communicator::begin(std::unique_ptr<Work::State> state, std::string_view wh
   state->what = format("{}{}", what, describe(tensors));
   state->since = Clock::now();
   state->timeout = options_.timeout;
+  state->notice_every = options_.notice_every;
   state->rank = rank_;
   state->watch = watch_;
   if (watch_) {
     state->group = transport_->group();
     state->number = watch_->begin_call(state->group, state->what);
   }
+  state->begin_wait();
   state->guarded([&] { state->launch(); });
   return Work(std::move(state));
 }

@@ -42,9 +42,10 @@ class Work {
 
 /// How a group of ranks is connected.
 struct CommunicatorOptions {
-  std::string backend = "gloo";                // or "nccl"
-  std::chrono::milliseconds timeout{600'000};  // for every call
-  std::string address;                         // this rank's own address; empty: the loopback's
+  std::string backend = "gloo";                    // or "nccl"
+  std::chrono::milliseconds timeout{600'000};      // for every call
+  std::string address;                             // this rank's own address; empty: the loopback's
+  std::chrono::milliseconds notice_every{10'000};  // of a wait: for whom
 };
 
 /// A group of ranks and its collectives. All ranks make the same calls in the same order; each call

@@ -113,6 +113,23 @@ void read_local_ranks(RoleMaker& role, const std::optional<int>& rank,
   role.local_world_size = size.value_or(role.local_rank + 1);
 }
 
+// RANK and WORLD_SIZE that a shell or a notebook has left behind would make each task of srun or
+// mpirun a training of its own. A launcher that the tasks have started counts its ranks itself.
+void check_against_launcher(Environment& environment, const char* world_name, int world) {
+  for (const auto* name : {"FLEET_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+                           "TORCHELASTIC_USE_AGENT_STORE"}) {
+    if (environment.text(name)) return;
+  }
+  for (const auto* name : {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const auto tasks = environment.number(name);
+    if (!tasks || *tasks < 2 || *tasks == world) continue;
+    environment.problem(
+        format("{}={} and {}={} contradict each other: unset RANK and WORLD_SIZE (or Paddle's), "
+               "if they are left over, or {}, if it does not count the ranks",
+               world_name, world, name, *tasks, name));
+  }
+}
+
 bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
   const auto rank = environment.agreed("RANK", "PADDLE_TRAINER_ID");
   const auto world = environment.agreed("WORLD_SIZE", "PADDLE_TRAINERS_NUM");
@@ -123,6 +140,7 @@ bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
   role.source = torchrun ? "RANK, WORLD_SIZE" : "PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM";
   role.rank = environment.required(rank_name, rank, world_name);
   role.world_size = environment.required(world_name, world, rank_name);
+  if (world) check_against_launcher(environment, world_name, *world);
   if (const auto list = environment.text("PADDLE_TRAINER_ENDPOINTS")) {
     role.endpoints = split(*list, ',');
     if (world && static_cast<int>(role.endpoints.size()) != *world) {
@@ -349,8 +367,8 @@ void RoleMaker::check() const {
 
 RoleMaker PaddleCloudRoleMaker::role() const {
   if (!is_collective) {
-    throw Error("comm", "is_collective = false asks for parameter servers, and Fleet has none",
-                "say {.is_collective = true}: the ranks train by collectives");
+    throw UsageError("comm", "is_collective = false asks for parameter servers, and Fleet has none",
+                     "say {.is_collective = true}: the ranks train by collectives");
   }
   return RoleMaker::from_environment();
 }

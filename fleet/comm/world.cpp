@@ -105,7 +105,7 @@ std::string own_address(const RoleMaker& role) {
   for (const auto& address : comm::resolve(name, port)) {
     if (!address.is_loopback()) return address.text();
   }
-  throw Error(
+  throw UsageError(
       "comm",
       format("rank {} knows no address by which other machines reach it: MASTER_ADDR={} and "
              "the host name {} are this machine's loopback",

@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 #include <string_view>
 #include <system_error>
 
@@ -87,6 +89,40 @@ bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b
          std::filesystem::weakly_canonical(link_target(b), none);
 }
 
+// What this process has still to write, by flag.
+struct Demand {
+  dev_t disk = 0;
+  int64_t bytes = 0;
+};
+class Demands {
+ public:
+  /// Of other flags, on the disk.
+  std::map<std::string, Demand> beside(std::string_view flag, dev_t disk) {
+    const std::lock_guard lock(mutex_);
+    auto others = by_flag_;
+    std::erase_if(others,
+                  [&](const auto& item) { return item.first == flag || item.second.disk != disk; });
+    return others;
+  }
+  void set(std::string_view flag, Demand demand) {
+    const std::lock_guard lock(mutex_);
+    by_flag_[std::string(flag)] = demand;
+  }
+  void forget(std::string_view flag) {
+    const std::lock_guard lock(mutex_);
+    by_flag_.erase(std::string(flag));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Demand> by_flag_;
+};
+
+Demands& demands() {
+  static Demands all;
+  return all;
+}
+
 // Any number of outputs may go to /dev/null.
 bool is_no_file(const std::filesystem::path& path) {
   std::error_code none;
@@ -115,13 +151,27 @@ void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what)
   if (::statvfs(folder.path.c_str(), &status) != 0) fail_to_write(folder, folder.path, errno);
   const auto blocks = ::geteuid() == 0 ? status.f_bfree : status.f_bavail;
   const auto room = static_cast<int64_t>(blocks) * static_cast<int64_t>(status.f_frsize);
-  if (room >= bytes) return;
-  const auto text = format("{}: {} takes {}, and the disk of {} has {} left", folder.flag, what,
-                           byte_size_text(bytes), folder.path.string(), byte_size_text(room));
+  struct stat place {};
+  if (::stat(folder.path.c_str(), &place) != 0) fail_to_write(folder, folder.path, errno);
+  int64_t rest = room - bytes;
+  std::string besides;
+  for (const auto& [flag, demand] : demands().beside(folder.flag, place.st_dev)) {
+    rest -= demand.bytes;
+    besides += format(", {} {}", flag, byte_size_text(demand.bytes));
+  }
+  if (rest >= 0) {
+    demands().set(folder.flag, {place.st_dev, bytes});
+    return;
+  }
+  const auto text =
+      format("{}: {} takes {}{}, and the disk of {} has {} left", folder.flag, what,
+             byte_size_text(bytes), besides, folder.path.string(), byte_size_text(room));
   const auto fix = format("make room there, or give a {} on another disk", folder.flag);
   if (is_mistake(ENOSPC)) throw UsageError(folder.area, text, fix);
   throw Error(folder.area, text, fix);
 }
+
+void room_is_taken(std::string_view flag) { demands().forget(flag); }
 
 void check_overwrites_nothing(const std::vector<OutputPlace>& outputs,
                               const std::vector<InputFile>& inputs) {

@@ -30,8 +30,11 @@ void check_output_folder(const OutputPlace& folder);
 /// file will be, as far as that is known.
 void check_output_file(const OutputPlace& file, int64_t bytes = 0);
 
-/// Compares `bytes` with what the file system of a folder has left. Quotas are not known to it.
+/// Compares `bytes`, and what earlier calls were about for other flags on the same file system,
+/// with what that has left. Quotas are not known to it.
 void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what);
+/// What `flag` names has been written, and is no longer counted.
+void room_is_taken(std::string_view flag);
 
 /// An input, and what it is to the user: {"book.txt", "a text"}.
 struct InputFile {

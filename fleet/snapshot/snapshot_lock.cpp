@@ -70,6 +70,8 @@ SnapshotLock::SnapshotLock(std::filesystem::path dir, comm::Communicator& comm, 
   });
 }
 
+SnapshotLock::~SnapshotLock() { room_is_taken(place_of(dir_).flag); }
+
 void SnapshotLock::check_room(comm::Communicator& comm, int64_t bytes) const {
   const auto all = torch::full({1}, bytes, torch::kLong);
   comm.all_reduce(all, comm::ReduceOp::kSum, "the bytes of a snapshot");

@@ -25,6 +25,9 @@ class SnapshotLock {
   enum class Entry { kWithAll, kJoins };
 
   SnapshotLock(std::filesystem::path dir, comm::Communicator& comm, Entry entry);
+  ~SnapshotLock();
+  SnapshotLock(const SnapshotLock&) = delete;
+  SnapshotLock& operator=(const SnapshotLock&) = delete;
 
   /// Throws on all ranks when the disk has no room for what they write together: `bytes` is this
   /// rank's part.

@@ -3,6 +3,7 @@
 
 #include "fleet/core/options/options_json.h"
 #include "fleet/core/text/format.h"
+#include "fleet/io/atomic_file.h"
 #include "fleet/train/strategy_overview.h"
 #include "fleet/train/update/update_hook.h"
 
@@ -161,7 +162,7 @@ DistributedStrategy DistributedStrategy::from_json(const std::string& text) {
 }
 
 void DistributedStrategy::save(const std::string& file) const {
-  save_json(*this, DistributedStrategy{}, file);
+  write_file_atomically(file, to_json(), "strategy");
 }
 
 std::string DistributedStrategy::to_json() const {

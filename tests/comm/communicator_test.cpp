@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/comm/communicator.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <array>
 #include <barrier>
 #include <functional>
@@ -9,6 +13,9 @@
 
 #include <gtest/gtest.h>
 
+#include "fleet/core/text/format.h"
+
+#include "tests/support/printed_so_far.h"
 #include "tests/support/says.h"
 #include "tests/support/thread_ranks.h"
 
@@ -203,6 +210,52 @@ TEST(CommunicatorTest, NamesEachRanksCallWhenTheyDiffer) {
                    "and here it is 'all_reduce of gradients (1000 x Float"));
   EXPECT_TRUE(says(errors[1], "rank 0 (", "its call 2 is 'all_reduce of gradients (1000 x Float",
                    "and here it is 'broadcast of the best weights from rank 0"));
+}
+
+// Through shared memory, and through sockets.
+TEST(CommunicatorTest, RankThatWaitsSaysForWhom) {
+  for (const int64_t numbers : {10, 100'000}) {
+    ::testing::internal::CaptureStdout();
+    const auto has_said = [] {
+      return testing::printed_so_far().find("[comm] ") != std::string::npos;
+    };
+    run_ranks(2,
+              [&](const testing::Comm& comm) {
+                comm->barrier("all are here");
+                const auto tensor = torch::ones({numbers});
+                for (int i = 0; comm->rank() == 1 && !has_said() && i < 10'000; ++i)
+                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                comm->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5");
+                EXPECT_EQ(tensor[0].item<float>(), 2) << "a notice ends no call";
+              },
+              {.timeout = std::chrono::milliseconds(20'000),
+               .notice_every = std::chrono::milliseconds(100)});
+    EXPECT_TRUE(
+        says(::testing::internal::GetCapturedStdout(),
+             format("[comm] waits for all_reduce of gradient bucket 2 of 5 ({} x Float, ", numbers),
+             "): rank 1 (", "has not reached this call", " (0 s of 20 s)\n"));
+  }
+}
+
+TEST(PeerWatchTest, StoppedRankIsNamedWhileItIsWaitedFor) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (;;) ::pause();
+  }
+  int status = 0;
+  ASSERT_EQ(::kill(child, SIGSTOP), 0);
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  auto store = Store::in_memory();
+  PeerWatch watch(store, 0, 2, "127.0.0.1");
+  const auto own = store.try_get("watch/peer/0").value();
+  store.set("watch/peer/1", format("{}{}", own.substr(0, own.rfind('\n') + 1), child));
+  watch.gather_identities();
+  const CallId call{"world", watch.begin_call("world", "barrier"), "barrier"};
+  EXPECT_TRUE(says(watch.waits_for(call), "rank 1 (",
+                   format(", pid {}) is stopped (SIGSTOP or a debugger)", child)));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(says(watch.waits_for(call), format(", pid {}) has ended", child)));
 }
 
 TEST(CommunicatorTest, KnowsItsBackends) {

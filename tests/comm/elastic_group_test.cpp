@@ -17,6 +17,8 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/support/error_of.h"
+#include "tests/support/patience.h"
+#include "tests/support/printed_so_far.h"
 #include "tests/support/says.h"
 
 namespace fleet::comm {
@@ -279,10 +281,11 @@ TEST(ElasticGroupTest, NewProcessIsAdmittedReceivesTheStateAndContinues) {
 }
 
 TEST(ElasticGroupTest, SlowRankIsWaitedForBeyondTheTimeLimit) {
-  Ranks ranks(2, {.timeout = 500ms});
+  const auto limit = launch::patient(2s);  // four heartbeats
+  Ranks ranks(2, {.timeout = limit});
   for (int rank = 0; rank < 2; ++rank) {
     ranks.start(rank, [&](ElasticGroup& group) {
-      if (group.rank() == 1) std::this_thread::sleep_for(4s);
+      if (group.rank() == 1) std::this_thread::sleep_for(2 * limit);
       const auto total = own_digit(group);
       sum(group, total);
       EXPECT_EQ(total[0].item<int64_t>(), 11);
@@ -292,8 +295,31 @@ TEST(ElasticGroupTest, SlowRankIsWaitedForBeyondTheTimeLimit) {
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
 
+TEST(ElasticGroupTest, RankThatWaitsSaysForWhom) {
+  const CommunicatorOptions options{.timeout = 20s, .notice_every = 100ms};
+  Ranks ranks(3, options);
+  const std::string said = "[comm] waits for all_reduce of digits (3 x Long, 0.0 KB): rank 1 (";
+  const auto has_been_said = [&] {
+    return testing::printed_so_far().find(said) != std::string::npos;
+  };
+  ::testing::internal::CaptureStdout();
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.start(rank, [&](ElasticGroup& group) {
+      Communicator comm({&group, [](ElasticGroup*) {}}, options, nullptr);
+      for (int i = 0; group.rank() == 1 && !has_been_said() && i < 10'000; ++i)
+        std::this_thread::sleep_for(1ms);
+      const auto total = own_digit(group);
+      comm.all_reduce(total, ReduceOp::kSum, "digits");
+      EXPECT_EQ(total[0].item<int64_t>(), 111);
+      part(group);
+    });
+  }
+  EXPECT_EQ(ranks.join(), kNoErrors);
+  EXPECT_TRUE(says(::testing::internal::GetCapturedStdout(), said));
+}
+
 TEST(ElasticGroupTest, RankWithoutHeartbeatIsLostAfterTheTimeLimit) {
-  Ranks ranks(2, {.timeout = 500ms});
+  Ranks ranks(2, {.timeout = launch::patient(2s)});  // for two threads to meet, too
   ranks.start(0, [&](ElasticGroup& group) {
     const auto total = own_digit(group);
     sum(group, total);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -33,7 +34,7 @@ TEST(RoleMakerTest, IsOneProcessWithoutALauncher) {
 
 TEST(RoleMakerTest, TheGuidesRoleMakerHasNoParameterServers) {
   EXPECT_NO_THROW(PaddleCloudRoleMaker{.is_collective = true}.role());
-  EXPECT_EQ(error_message_of([] { PaddleCloudRoleMaker{}.role(); }),
+  EXPECT_EQ(error_message_of<UsageError>([] { PaddleCloudRoleMaker{}.role(); }),
             "[comm] is_collective = false asks for parameter servers, and Fleet has none\n"
             "  fix: say {.is_collective = true}: the ranks train by collectives");
 }
@@ -169,6 +170,30 @@ TEST(RoleMakerTest, ReadsPmi) {
                    "MPI does not give the address of rank 0: pass -env MASTER_ADDR"));
   EXPECT_TRUE(says(refusal({{"PMIX_RANK", "2"}}),
                    "PMIX_RANK=2 implies several ranks, and nothing gives their number"));
+}
+
+// `export RANK=0 WORLD_SIZE=1; srun -n 4 ./train` made four trainings of one rank each.
+TEST(RoleMakerTest, VariablesThatAreLeftOverDoNotHideTheLauncher) {
+  const Variables left_over = {{"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  for (const auto* name : {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    auto task = left_over;
+    task[name] = "4";
+    EXPECT_TRUE(says(refusal(task), format("WORLD_SIZE=1 and {}=4 contradict each other", name),
+                     "unset RANK and WORLD_SIZE"));
+    for (const auto* launcher : {"FLEET_STORE", "TORCHELASTIC_RUN_ID"}) {
+      auto started = task;
+      started[launcher] = "127.0.0.1:2000";
+      EXPECT_EQ(made_from(started).world_size, 1) << launcher << " counts its ranks itself";
+    }
+    task[name] = "1";
+    EXPECT_EQ(made_from(task).world_size, 1);
+  }
+  Variables same = {{"RANK", "1"},           {"WORLD_SIZE", "2"},   {"MASTER_ADDR", "a"},
+                    {"MASTER_PORT", "2000"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}};
+  EXPECT_EQ(made_from(same).world_size, 2);
+  const Variables paddle = {
+      {"PADDLE_TRAINER_ID", "0"}, {"PADDLE_TRAINERS_NUM", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}};
+  EXPECT_TRUE(says(refusal(paddle), "PADDLE_TRAINERS_NUM=1 and SLURM_STEP_NUM_TASKS=4"));
 }
 
 // A PyTorchJob of Kubernetes: torchrun's variables, without LOCAL_RANK.

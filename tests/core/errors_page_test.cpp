@@ -46,5 +46,35 @@ TEST(ErrorsPageTest, HasARowForEveryEnvironmentVariableThatIsRead) {
   }
 }
 
+// Texts as the page quotes them: adjacent literals joined, "..." for what is filled in.
+std::string literals_of_the_sources() {
+  std::string all;
+  for (const char* folder : {"fleet", "tools"}) {
+    for (const auto& entry :
+         fs::recursive_directory_iterator(fs::path(FLEET_SOURCE_DIR) / folder)) {
+      if (entry.path().extension() == ".cpp" || entry.path().extension() == ".h")
+        all += text_of(entry.path());
+    }
+  }
+  all = std::regex_replace(all, std::regex("\"\\s*\n\\s*\""), "");
+  return std::regex_replace(all, std::regex("\\{[^{}\n]{0,20}\\}"), "...");
+}
+
+TEST(ErrorsPageTest, QuotesMessagesThatTheSourcesHave) {
+  const auto page = text_of(fs::path(FLEET_SOURCE_DIR) / "docs/errors.md");
+  const auto begin = page.find("\n## What messages mean"), end = page.find("\n## ", begin + 1);
+  ASSERT_NE(end, page.npos);
+  const auto sources = literals_of_the_sources();
+  std::istringstream lines(page.substr(begin, end - begin));
+  int messages = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| `")) continue;
+    const auto quoted = line.substr(3, line.find('`', 3) - 3);
+    EXPECT_NE(sources.find(quoted), sources.npos) << "no source says: " << quoted;
+    ++messages;
+  }
+  EXPECT_GT(messages, 50);
+}
+
 }  // namespace
 }  // namespace fleet

@@ -54,6 +54,23 @@ TEST_F(ConvertTest, ListsEverythingThatDoesNotFit) {
   EXPECT_FALSE(std::filesystem::exists(path("b")));
 }
 
+// `fleet inspect a $'b\e[2J'` cleared the screen.
+TEST_F(ConvertTest, NamesOfFilesArePrintedWithoutControlCharacters) {
+  const auto file = path("b\x1b[2J");
+  write_safetensors(file, {{"x", torch::arange(2)}});
+  const auto listed = output_of({"inspect", file, file});
+  EXPECT_EQ(listed.find('\x1b'), listed.npos) << listed;
+  EXPECT_TRUE(says(listed, path("b") + "\\x1b[2J\n"));
+
+  auto model = applications::Resnet(
+      applications::ResnetOptions{.blocks = {2, 2, 2, 2}, .bottleneck = false, .classes = 7});
+  save_weights(model, file);
+  const auto converted = output_of({"convert", "--model", "resnet18", "--classes", "7", "--from",
+                                    file, "--to", path("c\x1b[2J")});
+  EXPECT_EQ(converted.find('\x1b'), converted.npos) << converted;
+  EXPECT_TRUE(says(converted, "b\\x1b[2J fits resnet18", "wrote " + path("c") + "\\x1b[2J"));
+}
+
 TEST_F(ConvertTest, NeverOverwritesWhatItReads) {
   write_safetensors(path("a"), {{"x", torch::arange(2)}});
   std::filesystem::create_symlink("a", path("link"));

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/launched.h"
+#include "tests/support/patience.h"
 
 namespace fleet::launch {
 namespace {
@@ -29,7 +30,7 @@ class NodeCoordinatorTest : public testing::Test {
     return eventually([&] { return node.state().lost_nodes == std::vector{1}; });
   }
 
-  static constexpr auto kSilence = 3s;
+  inline static const auto kSilence = std::chrono::seconds(patient_s(3));
 
  private:
   comm::Store store_ = comm::Store::host(0, 60s, "127.0.0.1");

@@ -152,5 +152,14 @@ TEST(ResourceLimitsTest, SixtyFourRanksRunAndTheirShareOfTheCoresIsTold) {
   EXPECT_TRUE(says(job.output(), "[fleetrun] ranks 0 to 63 of 64 here, 64 ranks share 1 core; "));
 }
 
+// Each has a connection to the store, of which fleetrun holds the other end.
+TEST(ResourceLimitsTest, SixtyFourRanksMeetInTheStore) {
+  Launched job({"--nproc_per_node=64", beside("test_fleetrun_store_rank"), "barrier"},
+               {"prlimit", "--nofile=64:4096"});
+  ASSERT_EQ(job.wait(std::chrono::seconds(180)), 0) << job.output();
+  for (int rank = 0; rank < 64; ++rank)
+    EXPECT_TRUE(says(job.log(rank), format("rank {} has met all 64\n", rank)));
+}
+
 }  // namespace
 }  // namespace fleet::launch

@@ -2,6 +2,9 @@
 // The committed inputs of fuzz/corpus through the targets of fuzz/, with the compiler and the flags
 // of everything else: so that the targets keep compiling, and a finding that was mended stays so.
 
+#include <regex>
+#include <set>
+
 #include <gtest/gtest.h>
 
 #include "fuzz/target.h"
@@ -30,6 +33,35 @@ TEST_P(CorpusTest, HasNoFindings) {
 
 INSTANTIATE_TEST_SUITE_P(Readers, CorpusTest, testing::ValuesIn(targets()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+std::set<std::string> paths_in(const std::string& text, const std::string& pattern) {
+  const std::regex path(pattern);
+  std::set<std::string> found;
+  for (auto match = std::sregex_iterator(text.begin(), text.end(), path);
+       match != std::sregex_iterator(); ++match) {
+    found.insert((*match)[1]);
+  }
+  return found;
+}
+
+// Only Clang builds these lists: sources were moved and removed, and nobody saw that fuzz.sh had
+// ended with them.
+TEST(FuzzSourcesTest, EverySourceThatTheReadersNeedIsThere) {
+  const fs::path root = FLEET_SOURCE_DIR;
+  const auto sources =
+      paths_in(launch::contents(root / "fuzz/sources.cmake"), R"(\s([a-z0-9_/]+\.cpp))");
+  ASSERT_GT(sources.size(), 50u);
+  for (const auto& source : sources) EXPECT_TRUE(fs::exists(root / source)) << source;
+  for (const auto& file :
+       paths_in(launch::contents(root / "fuzz/CMakeLists.txt"), R"(\.\./([a-z0-9_/]+\.cpp))")) {
+    EXPECT_TRUE(sources.contains(file)) << file << " has properties, and is not in sources.cmake";
+  }
+  for (const auto& entry : fs::directory_iterator(root / "fleet/train/strategies")) {
+    if (entry.path().extension() != ".cpp") continue;
+    EXPECT_TRUE(sources.contains(fs::relative(entry.path(), root).string()))
+        << entry.path() << " has a strategy's fields, and is not in sources.cmake";
+  }
+}
 
 }  // namespace
 }  // namespace fleet::fuzz

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/io/output_check.h"
 
+#include <unistd.h>
+
 #include <gtest/gtest.h>
 
 #include "tests/data/temporary_folder.h"
@@ -71,6 +73,23 @@ TEST_F(OutputCheckTest, SaysHowMuchRoomIsNeededAndHowMuchThereIs) {
   EXPECT_TRUE(says(
       error_message_of<UsageError>([&] { check_output_file(at(path("file")), int64_t{1} << 60); }),
       "--out: file takes "));
+}
+
+TEST_F(OutputCheckTest, OutputsOnOneDiskNeedRoomForAll) {
+  const auto space = fs::space(folder_.path());  // root has the reserve too
+  const auto half = static_cast<int64_t>(::geteuid() == 0 ? space.free : space.available) * 6 / 10;
+  fs::create_directory(path("snapshots"));
+  const OutputPlace save{folder_.path(), "--save", "weights"};
+  const OutputPlace snapshots{path("snapshots"), "--snapshot_dir", "snapshot"};
+  check_room(save, half, "net.safetensors");
+  check_room(save, half, "net.safetensors");  // the same file
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { check_room(snapshots, half, "a snapshot"); }),
+                   "--snapshot_dir: a snapshot takes ", ", --save ", ", and the disk of "));
+  room_is_taken("--save");
+  check_room(snapshots, half, "a snapshot");
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] { check_room(save, half, "net"); }),
+                   "--save: net takes ", ", --snapshot_dir "));
+  room_is_taken("--snapshot_dir");
 }
 
 // scripts/soak.sh disk: a job whose disk had filled up ended with code 2, and was not restarted.

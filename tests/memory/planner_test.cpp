@@ -22,6 +22,7 @@
 
 #include "tests/memory/plain_bert.h"
 #include "tests/memory/plans_by_kind.h"
+#include "tests/support/patience.h"
 
 namespace fleet::memory {
 namespace {
@@ -392,7 +393,8 @@ TEST(Planner, PeakIsAsPredictedWhateverTheDiskDoes) {
   const auto profile = profile_at_fixed_rates(bert);
   const auto stalled = offload.file->statistics().stall_seconds;
   // Longer than what the net computes meanwhile.
-  offload.file->set_write_delay([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  offload.file->set_write_delay(
+      [] { std::this_thread::sleep_for(launch::patient(std::chrono::milliseconds(20))); });
   expect_peaks_as_predicted(bert, profile, offload, {0.01, 0.1});
   EXPECT_GT(offload.file->statistics().stall_seconds, stalled);
 }

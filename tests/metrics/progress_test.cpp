@@ -105,11 +105,13 @@ TEST_F(ProgressOnATerminalTest, DrawsAboutTenTimesASecond) {
     while (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(550)) {
       progress.advance(1);
     }
+    progress.advance(1);  // drawn for certain: the machine may not have let the loop run
   }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const auto text = terminal.text();
   const auto drawn = std::count(text.begin(), text.end(), '\r') - 1;  // less the erasing
   EXPECT_GE(drawn, 2);
-  EXPECT_LE(drawn, 7);
+  EXPECT_LE(drawn, took.count() / 0.1 + 2);
 }
 
 TEST_F(ProgressOnATerminalTest, FitsTheTerminal) {

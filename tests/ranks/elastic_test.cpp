@@ -15,6 +15,7 @@
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/ranks.h"
 #include "tests/ranks/story.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/support/two_hosts.h"
 
@@ -183,10 +184,11 @@ TEST(ElasticTest, RankThatIsGoneForGoodIsNotNeeded) {
 }
 
 TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
+  const int limit_s = patient_s(3);
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
   Training training(2, {"--epochs=1000", "--until=" + end.string()}, {"--max_restarts=3"},
-                    {"FLEET_TIMEOUT_S=2"});
+                    {format("FLEET_TIMEOUT_S={}", limit_s)});
   ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
   const double stopped = steady_seconds();
   training.send_to(1, SIGSTOP);
@@ -195,19 +197,21 @@ TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
   ASSERT_TRUE(training.trains_again(1, 2)) << both_logs(training);
   std::ofstream(end) << "now";
   ASSERT_EQ(training.wait(60s), 0) << both_logs(training);
-  // Its last heartbeat came up to half a second before it was stopped.
-  EXPECT_GT(training.first_without(1, 0)->at, stopped + 1.5) << "a slow rank has its time";
+  // Its last heartbeat came half a second before it was stopped, or earlier on a busy machine.
+  EXPECT_GT(training.first_without(1, 0)->at, stopped + limit_s / 2.0)
+      << "a slow rank has its time";
   expect_same_and_learned(training);
   EXPECT_TRUE(says(training.log(1),
-                   "error: [elastic] rank 1 had no heartbeat for more than 2 s, and the "
-                   "others have continued without it"));
+                   format("error: [elastic] rank 1 had no heartbeat for more than {} s, and the "
+                          "others have continued without it",
+                          limit_s)));
 }
 
 TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndComesBack) {
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
   Training training(2, {"--epochs=1000", "--until=" + end.string()},
-                    {"--max_restarts=3", "--peer_timeout_s=2"}, {});
+                    {"--max_restarts=3", format("--peer_timeout_s={}", patient_s(3))}, {});
   ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
   training.send_to(1, SIGSTOP);
   ASSERT_TRUE(training.trains_again(1, 2)) << both_logs(training);

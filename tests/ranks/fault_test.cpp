@@ -12,6 +12,7 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/ranks/ranks.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/support/two_hosts.h"
 
@@ -76,7 +77,8 @@ TEST_P(FaultInSmallCallTest, KilledRankIsNamed) {
 }
 
 TEST_P(FaultInSmallCallTest, StoppedRankIsNamedAtTheTimeLimit) {
-  Launched ranks(job(2, {"sums", "stop", "1", "500"}), variables({"FLEET_TIMEOUT_S=2"}));
+  Launched ranks(job(2, {"sums", "stop", "1", "500"}),
+                 variables({format("FLEET_TIMEOUT_S={}", patient_s(3))}));
   EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
   EXPECT_TRUE(matches(error_in(ranks.log(0)),
                       failed_ + after(ranks.log(1), "pid") + R"(\) is stopped \(SIGSTOP)"))
@@ -107,12 +109,15 @@ TEST(FaultTest, NoSurvivorOfFourBlamesAnotherSurvivor) {
 }
 
 TEST(FaultTest, StoppedRankIsCalledStoppedAndIsNotLeftBehind) {
-  Launched training(job(2, {"fault", "stop", "1", "5"}), with({"FLEET_TIMEOUT_S=3"}));
+  const int limit_s = patient_s(3);
+  Launched training(job(2, {"fault", "stop", "1", "5"}),
+                    with({format("FLEET_TIMEOUT_S={}", limit_s)}));
   EXPECT_EQ(training.wait(kLong), 1) << training.output();
   EXPECT_TRUE(matches(error_in(training.log(0)),
                       kWhileReducing + R"(rank 1 \([^,]+, pid \d+\) is stopped \(SIGSTOP)"))
       << training.log(0);
-  EXPECT_TRUE(says(training.log(0), "the limit for a call is 3 s (FLEET_TIMEOUT_S)"));
+  EXPECT_TRUE(
+      says(training.log(0), format("the limit for a call is {} s (FLEET_TIMEOUT_S)", limit_s)));
   EXPECT_TRUE(is_gone(std::stoi(after(training.log(1), "pid"))));
 }
 
@@ -149,11 +154,12 @@ TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
 
 TEST(FaultTest, RankThatStaysAwayIsNamed) {
   for (const char* mode : {"absent", "early_exit"}) {
-    Launched ranks(job(3, {mode}), with({"FLEET_TIMEOUT_S=4"}));
+    const int limit_s = patient_s(4);
+    Launched ranks(job(3, {mode}), with({format("FLEET_TIMEOUT_S={}", limit_s)}));
     EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
-    EXPECT_TRUE(matches(
-        error_in(ranks.log(0)),
-        R"(\[comm\] rank 0 waited 4 s at 127\.0\.0\.1:\d+, and of 3 ranks rank 1 did not arrive\n)"))
+    EXPECT_TRUE(matches(error_in(ranks.log(0)),
+                        format(R"(\[comm\] rank 0 waited {} s at 127\.0\.0\.1:\d+, )", limit_s) +
+                            R"(and of 3 ranks rank 1 did not arrive\n)"))
         << ranks.log(0);
   }
 }
@@ -171,9 +177,9 @@ TEST(FaultTest, RankZeroThatNobodyStartedIsNamed) {
 // Rank 1 leaves its training loop early and comes to the end of the program; rank 0 trains on.
 TEST(FaultTest, RankThatLeavesItsLoopEarlyIsNamedWithItsCall) {
   for (const bool shared_memory : {false, true}) {
-    Launched ranks(
-        job(2, {"leaves_early"}),
-        with({"FLEET_TIMEOUT_S=2", format("FLEET_SHARED_MEMORY={}", shared_memory ? 1 : 0)}));
+    Launched ranks(job(2, {"leaves_early"}),
+                   with({format("FLEET_TIMEOUT_S={}", patient_s(3)),
+                         format("FLEET_SHARED_MEMORY={}", shared_memory ? 1 : 0)}));
     EXPECT_EQ(ranks.wait(kLong), 1) << ranks.output();
     const auto first = error_in(ranks.log(0)), second = error_in(ranks.log(1));
     EXPECT_FALSE(first.empty() && second.empty()) << ranks.output();
@@ -204,7 +210,7 @@ TEST(FaultTest, RankOneThatNobodyStartedIsNamed) {
 }
 
 TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
-  Launched ranks(job(2, {"one_less"}), with({"FLEET_TIMEOUT_S=2"}));
+  Launched ranks(job(2, {"one_less"}), with({format("FLEET_TIMEOUT_S={}", patient_s(3))}));
   EXPECT_EQ(ranks.wait(), 1) << ranks.output();
   EXPECT_TRUE(matches(
       error_in(ranks.log(0)),
@@ -214,13 +220,15 @@ TEST(FaultTest, RankThatCallsLessHasNotComeThisFar) {
 }
 
 TEST(FaultTest, GroupThatOneRankMakesAloneNamesTheOthers) {
-  Launched ranks(job(2, {"group_alone"}), with({"FLEET_TIMEOUT_S=2"}));
+  const int limit_s = patient_s(3);
+  Launched ranks(job(2, {"group_alone"}), with({format("FLEET_TIMEOUT_S={}", limit_s)}));
   EXPECT_EQ(ranks.wait(), 1) << ranks.output();
   EXPECT_TRUE(matches(
       error_in(ranks.log(0)),
-      R"(\[comm\] rank 0 waited 2 s to make a group of 2 ranks, and rank 1 did not arrive\n)"
-      R"(  rank 1 \(.*\) has not reached this call, or has left: it is not in this group; )"
-      R"(its latest call is 'making a group')"))
+      format(R"(\[comm\] rank 0 waited {} s )", limit_s) +
+          R"(to make a group of 2 ranks, and rank 1 did not arrive\n)"
+          R"(  rank 1 \(.*\) has not reached this call, or has left: it is not in this group; )"
+          R"(its latest call is 'making a group')"))
       << ranks.log(0);
   EXPECT_EQ(ranks.log(0).find("[W"), std::string::npos) << ranks.log(0);
 }
@@ -277,7 +285,7 @@ TEST_F(TwoHostsTest, TrainTogether) {
 
 TEST_F(TwoHostsTest, LostLinkIsAnErrorOnBothSides) {
   const Words work = {"train", "100000000"};
-  const auto limit = Words{"FLEET_TIMEOUT_S=3"};
+  const auto limit = Words{format("FLEET_TIMEOUT_S={}", patient_s(3))};
   Launched first(as_node(0, work), on(0, limit));
   Launched second(as_node(1, work), on(1, limit));
   ASSERT_TRUE(eventually([&] { return losses(first.log(0)).contains(5); })) << first.output();

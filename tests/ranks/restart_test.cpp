@@ -9,6 +9,7 @@
 
 #include "tests/data/temporary_folder.h"
 #include "tests/ranks/recovery.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/support/two_hosts.h"
 
@@ -37,8 +38,9 @@ TEST_P(RestartTest, EndsWithTheBitsOfAnUndisturbedRun) {
   arguments.push_back(format("--fault_rank={}", accident.rank));
   arguments.push_back("--fault_step=12");
   arguments.push_back("--update_ms=20");  // the last snapshot is on the disk by then
-  Launched run(recovery_job(2, dir.path(), arguments, {"--max_restarts=2", "--peer_timeout_s=2"}),
-               kOneThread);
+  // Within it both ranks have to start again, too.
+  const auto limit = format("--peer_timeout_s={}", patient_s(3));
+  Launched run(recovery_job(2, dir.path(), arguments, {"--max_restarts=2", limit}), kOneThread);
   ASSERT_EQ(run.wait(kPatience), 0) << run.output();
   const auto text = run.output();
   EXPECT_TRUE(says(text, format("[fleetrun] warning: rank {} (pid ", accident.rank), accident.said,
@@ -112,9 +114,10 @@ class TwoHostsRecoveryTest : public testing::Test {
     auto before = hosts_.on(node);
     before.insert(before.end(), kOneThread.begin(), kOneThread.end());
     return std::make_unique<Launched>(
-        recovery_job(1, dir_.path(), {"--update_ms=50"},
-                     {"--nnodes=2", format("--node_rank={}", node), "--master=10.77.0.1:29513",
-                      "--max_restarts=3", "--peer_timeout_s=2", "--grace_s=1"}),
+        recovery_job(
+            1, dir_.path(), {"--update_ms=50"},
+            {"--nnodes=2", format("--node_rank={}", node), "--master=10.77.0.1:29513",
+             "--max_restarts=3", format("--peer_timeout_s={}", patient_s(3)), "--grace_s=1"}),
         before);
   }
   bool second_has_come_to(const Launched& node, int step) const {

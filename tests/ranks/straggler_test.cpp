@@ -6,6 +6,7 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/ranks/recovery.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 
 namespace fleet::launch {
@@ -15,8 +16,9 @@ const Words kOneThread = with({"OMP_NUM_THREADS=1"});
 
 std::string output_of(const Words& arguments) {
   auto all = arguments;
-  all.insert(all.end(), {"--slow_rank=1", "--slow_until=20",
-                         "--update_ms=30"});  // more than others may take of a core
+  // More than others may take of a core.
+  const int update_ms = static_cast<int>(30 * patience());
+  all.insert(all.end(), {"--slow_rank=1", "--slow_until=20", format("--update_ms={}", update_ms)});
   Launched run(recovery_job(2, "", all), kOneThread);
   EXPECT_EQ(run.wait(std::chrono::seconds(60)), 0) << run.output();
   EXPECT_EQ(run.output().find("rank 0 ("), std::string::npos) << run.output();

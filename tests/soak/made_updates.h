@@ -8,7 +8,7 @@
 
 namespace fleet::launch {
 
-/// Updates that rank 0 has made, over all the processes that it had, by the lines of
+/// Updates that one rank has made, over all the processes that it had, by the lines of
 /// recovery_program.cpp ("step 7 loss ...") and elastic_program.cpp ("update 8 of epoch ...").
 class MadeUpdates {
  public:

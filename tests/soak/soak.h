@@ -35,8 +35,8 @@ Row soak_disk(const SoakOptions& options);
 Row soak_link(const SoakOptions& options);
 /// Bits flipped in the newest of two snapshots, files of it cut short.
 Row soak_damage(const SoakOptions& options);
-/// Useful updates while a rank is killed every minute, as a share of those of a run that nothing
-/// disturbs.
+/// Useful updates while a rank is killed every minute, as a share of those of the same job beside
+/// it, which nothing disturbs.
 Row soak_goodput(const SoakOptions& options);
 
 }  // namespace fleet::launch

@@ -14,6 +14,8 @@
 
 #include "fleet/core/text/format.h"
 
+#include "tests/support/patience.h"
+
 namespace fleet::launch {
 namespace {
 
@@ -90,7 +92,7 @@ std::string contents(const fs::path& file) {
 }
 
 bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = Clock::now() + patient(timeout);
   while (!condition()) {
     if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

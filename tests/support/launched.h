@@ -61,7 +61,7 @@ class Launched : public Started {
 /// A program of this build: it lies beside the test that asks.
 std::string beside(const std::string& program);
 std::string contents(const std::filesystem::path& file);
-/// Whether `condition` becomes true within `timeout`.
+/// Whether `condition` becomes true within `timeout`, times FLEET_TEST_PATIENCE.
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds timeout = std::chrono::seconds(30));
 /// Not there, or a zombie that nobody has collected yet.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <set>
 
@@ -11,10 +12,15 @@
 
 #include "fleet/core/error.h"
 
+#include "tests/data/temporary_folder.h"
+#include "tests/support/error_of.h"
+#include "tests/support/says.h"
+
 namespace fleet {
 namespace {
 
 using Random = std::mt19937_64;
+using testing::error_message_of;
 
 std::string random_text(Random& random) {
   static const std::vector<std::string> kPieces = {
@@ -120,6 +126,22 @@ TEST(DistributedStrategyTest, SaveAndLoadGiveAnEqualStrategy) {
   strategy.save(file);
   EXPECT_EQ(DistributedStrategy::load(file), strategy);
   std::remove(file.c_str());
+}
+
+// It was written to "FILE.part" first, whatever that was.
+TEST(DistributedStrategyTest, SavingTouchesNoOtherFile) {
+  const TemporaryFolder folder;
+  const auto file = (folder.path() / "strategy.json").string();
+  folder.write("strategy.json.part", "mine");
+  const DistributedStrategy strategy{.amp = true};
+  strategy.save(file);
+  EXPECT_EQ(DistributedStrategy::load(file), strategy);
+  std::string text;
+  std::ifstream(folder.path() / "strategy.json.part") >> text;
+  EXPECT_EQ(text, "mine");
+  EXPECT_TRUE(says(
+      error_message_of([&] { strategy.save((folder.path() / "no" / "strategy.json").string()); }),
+      "[strategy] cannot write ", "No such file or directory"));
 }
 
 TEST(DistributedStrategyTest, FileFormIsNestedAndShort) {

@@ -10,6 +10,7 @@
 #include "fleet/memory/replay/region.h"
 #include "fleet/memory/replay/replay.h"
 
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/train/block_net.h"
 
@@ -294,7 +295,7 @@ TEST(RecomputeOffloadTest, AFullDiskIsAnErrorAndTheNextStepIsFine) {
   setrlimit(RLIMIT_FSIZE, &limit);
   fails_and_goes_on(
       // What is not written by then would be handed back from memory.
-      [] { std::this_thread::sleep_for(std::chrono::milliseconds(300)); },
+      [] { std::this_thread::sleep_for(launch::patient(std::chrono::milliseconds(300))); },
       [&] { setrlimit(RLIMIT_FSIZE, &before); }, "cannot write");
 }
 
@@ -311,7 +312,7 @@ TEST(RecomputeOffloadTest, ACutFileIsAnErrorAndTheNextStepIsFine) {
         struct stat now {};
         for (int64_t size = -1; size != now.st_size || size == 0;) {  // all is written
           size = now.st_size;
-          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          std::this_thread::sleep_for(launch::patient(std::chrono::milliseconds(100)));
           fstat(file, &now);
         }
         ASSERT_EQ(ftruncate(file, 0), 0);

@@ -10,6 +10,7 @@
 #include "fleet/core/options/command_line.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/text/printable.h"
 #include "fleet/io/output_check.h"
 #include "fleet/io/weights.h"
 
@@ -104,13 +105,13 @@ int convert(int argc, char** argv) {
   const SafetensorsFile file(options.from);
   const auto match = match_weights(model, file);
   check_weights(match, file, /*strict=*/true);
-  std::printf(
-      "%s\n",
-      format("{} fits {}: {} tensors", options.from, options.model, match.pairs.size()).c_str());
+  std::printf("%s\n", format("{} fits {}: {} tensors", printable(options.from), options.model,
+                             match.pairs.size())
+                          .c_str());
   if (options.to.empty()) return 0;
   write(file, match, options);
   const auto bytes = static_cast<int64_t>(std::filesystem::file_size(options.to));
-  std::printf("%s\n", format("wrote {}, {}", options.to, byte_size_text(bytes)).c_str());
+  std::printf("%s\n", format("wrote {}, {}", printable(options.to), byte_size_text(bytes)).c_str());
   return 0;
 }
 

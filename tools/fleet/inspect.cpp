@@ -82,7 +82,7 @@ int inspect(int argc, char** argv) {
     throw UsageError("inspect", "no file was given", "fleet inspect model.safetensors");
   }
   for (const auto& file : files) {
-    if (files.size() > 1) std::printf("%s\n", file.c_str());
+    if (files.size() > 1) write_text(STDOUT_FILENO, printable(file) + "\n");
     print_tensors(file);
   }
   return 0;

@@ -8,6 +8,7 @@
 #include "fleet/core/options/command_line.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/text/printable.h"
 #include "fleet/io/atomic_file.h"
 #include "fleet/io/output_check.h"
 #include "fleet/memory/plan/plan_picture.h"
@@ -83,7 +84,7 @@ const FieldList& fields_of(const PlanCommandOptions*) {
 
 void write(const std::string& path, const std::string& text) {
   write_file_atomically(path, text, "plan");
-  std::printf("wrote %s\n", path.c_str());
+  std::printf("wrote %s\n", printable(path).c_str());
 }
 
 void print(const std::string& line) { std::printf("%s\n", line.c_str()); }

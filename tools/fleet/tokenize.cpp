@@ -8,6 +8,7 @@
 #include "fleet/core/options/command_line.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/plural.h"
+#include "fleet/core/text/printable.h"
 #include "fleet/data/formats/line_reader.h"
 #include "fleet/data/formats/token_file.h"
 #include "fleet/data/text/sentence_pairs.h"
@@ -89,7 +90,9 @@ void train_vocabulary(const TokenizeOptions& options, const std::vector<std::str
   }
   const auto vocabulary = trainer.train();
   vocabulary.save(options.vocab);
-  std::printf("%s\n", format("{}: {}", options.vocab, plural(vocabulary.size(), "token")).c_str());
+  std::printf(
+      "%s\n",
+      format("{}: {}", printable(options.vocab), plural(vocabulary.size(), "token")).c_str());
 }
 
 struct Totals {
@@ -157,7 +160,7 @@ int tokenize(int argc, char** argv) {
   check_outputs(options, files);
   if (options.train_vocab > 0) train_vocabulary(options, files);
   const auto totals = write_samples(options, files);
-  std::printf("%s\n", format("{}: {}, {}, {} of them unknown", options.output,
+  std::printf("%s\n", format("{}: {}, {}, {} of them unknown", printable(options.output),
                              plural(totals.samples, "sample"), plural(totals.tokens, "token"),
                              totals.unknown)
                           .c_str());

@@ -71,6 +71,7 @@ struct ElasticGroup::Shared : ThreadStop {
   std::deque<Job> queue;
   std::exception_ptr failure;  // after it every call fails
   std::vector<int> present;
+  std::vector<int> waits_for;
   bool joining = false;
   std::thread thread;
 
@@ -98,7 +99,12 @@ struct ElasticGroup::Shared : ThreadStop {
   void form_group();
   void run();
   void run_collective(Collective& call);
+  class BarrierWait;
   bool enter_barrier(int64_t number, const Collective& call);
+  void set_waits_for(std::vector<int> ranks) {
+    const std::lock_guard lock(mutex);
+    waits_for = std::move(ranks);
+  }
   bool exchange(Collective& call);
   void exchange_tensors(const Collective& call);
   void finish(int64_t number, int64_t generation);
@@ -187,6 +193,43 @@ void ElasticGroup::Shared::run_collective(Collective& call) {
   if (call.kind == Collective::Kind::kAdmit) admit_asking(call);
 }
 
+// Who waits long leaves a key, so that each can tell who is missing. Short waits cost nothing.
+class ElasticGroup::Shared::BarrierWait {
+ public:
+  BarrierWait(Shared& group, std::vector<int> ranks, std::function<std::string(int rank)> key)
+      : group_(group), ranks_(std::move(ranks)), key_(std::move(key)) {
+    group_.set_waits_for(without(ranks_, {group_.rank}));
+  }
+  ~BarrierWait() {
+    if (!is_known_) return;
+    try {
+      group_.table.remove(key_(group_.rank));
+    } catch (const std::exception&) {  // NOLINT: the next call reports a lost store
+    }
+  }
+  BarrierWait(const BarrierWait&) = delete;
+  BarrierWait& operator=(const BarrierWait&) = delete;
+
+  void look() {
+    if (Clock::now() < next_) return;
+    if (!is_known_) group_.table.set(key_(group_.rank), "1");
+    is_known_ = true;
+    next_ = Clock::now() + group_.options.notice_every / 4;
+    std::vector<int> missing;
+    for (const int rank : ranks_) {
+      if (!group_.table.try_get(key_(rank))) missing.push_back(rank);
+    }
+    if (!missing.empty()) group_.set_waits_for(std::move(missing));
+  }
+
+ private:
+  Shared& group_;
+  const std::vector<int> ranks_;
+  const std::function<std::string(int)> key_;
+  bool is_known_ = false;
+  Clock::time_point next_ = Clock::now() + group_.options.notice_every / 4;
+};
+
 // All members have arrived with the same call, so the result of the last one is not needed any
 // more.
 bool ElasticGroup::Shared::enter_barrier(int64_t number, const Collective& call) {
@@ -210,8 +253,11 @@ bool ElasticGroup::Shared::enter_barrier(int64_t number, const Collective& call)
     return true;
   }
   liveness.begin_wait();
+  BarrierWait wait(*this, generation.ranks(),
+                   [&](int of) { return key(number, format("waits/{}", of).c_str()); });
   while (!table.wait_for(all, kSlice)) {
     if (membership.is_over() || has_lost_member()) return table.try_get(all).has_value();
+    wait.look();
   }
   return true;
 }
@@ -226,6 +272,7 @@ bool ElasticGroup::Shared::exchange(Collective& call) {
   }
   saved.clear();
   for (const auto& tensor : call.tensors) saved.push_back(tensor.detach().clone());
+  set_waits_for(without(membership.current().ranks(), {rank}));
   try {
     inject_fault(ElasticOptions::Moment::kExchange);
     exchange_tensors(call);
@@ -460,6 +507,11 @@ void ElasticGroup::finish_admission() {
 std::vector<int> ElasticGroup::present() const {
   const std::lock_guard lock(shared_->mutex);
   return shared_->present;
+}
+
+std::string ElasticGroup::waits_for() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->waits_for.empty() ? "the other ranks" : names(shared_->waits_for);
 }
 
 void ElasticGroup::leave() {

@@ -50,7 +50,7 @@ class ListReader {
   }
 
   [[noreturn]] void fail(const std::string& why) const {
-    throw Error(
+    throw UsageError(
         "comm",
         format("the list '{}' cannot be read: {} at character {}", printable(list_), why, at_ + 1),
         "give it as Slurm writes it, such as gpu[01-04,7]-ib,login");

@@ -126,8 +126,6 @@ struct PeerWatch::Heartbeat {
 };
 
 struct PeerWatch::Shared : ThreadStop {
-  using Heartbeats = std::vector<std::optional<Heartbeat>>;  // by rank
-
   Store store;  // used by the thread only, once it runs
   int rank;
   int size;
@@ -138,6 +136,7 @@ struct PeerWatch::Shared : ThreadStop {
   uint64_t asked = 0;
   uint64_t answered = 0;
   Heartbeats seen;
+  std::chrono::steady_clock::time_point seen_at;
   std::thread thread;
 
   Shared(Store store, int rank, int size) : store(std::move(store)), rank(rank), size(size) {}
@@ -165,6 +164,7 @@ struct PeerWatch::Shared : ThreadStop {
       if (lost) break;
       if (is_asked) {
         seen = std::move(fresh);
+        seen_at = std::chrono::steady_clock::now();
         answered = question;
         wake.notify_all();
       }
@@ -172,6 +172,12 @@ struct PeerWatch::Shared : ThreadStop {
     }
     ended = true;
     wake.notify_all();
+  }
+
+  /// What was answered last, if new heartbeats must have come since.
+  Heartbeats last() {
+    const std::lock_guard lock(mutex);
+    return std::chrono::steady_clock::now() - seen_at < kSilence ? Heartbeats() : seen;
   }
 
   /// All heartbeats, after this rank has published its own; nothing when the store does not
@@ -286,15 +292,19 @@ std::optional<PeerWatch::Suspects> PeerWatch::suspects(const CallId& call) {
     std::this_thread::sleep_for(kLookEvery);
   } while (before && std::chrono::steady_clock::now() < deadline);
   const auto now = before ? shared_->ask() : std::nullopt;
-  if (!now) return std::nullopt;
+  return now ? std::optional(blocking(*before, *now, call)) : std::nullopt;
+}
 
+// `before`: heartbeats that are old enough for new ones to have come; empty: there are none.
+PeerWatch::Suspects PeerWatch::blocking(const Heartbeats& before, const Heartbeats& now,
+                                        const CallId& call) const {
   Suspects found;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     const auto i = static_cast<size_t>(peer);
-    if (!(*now)[i] || ((*before)[i] && (*now)[i]->beat == (*before)[i]->beat)) {
+    if (!now[i] || (!before.empty() && before[i] && now[i]->beat == before[i]->beat)) {
       found[peer] = "has no heartbeat any more: it has ended, is stopped, or cannot be reached";
-    } else if (auto reason = (*now)[i]->blocks(call); !reason.empty()) {
+    } else if (auto reason = now[i]->blocks(call); !reason.empty()) {
       found[peer] = std::move(reason);
     }
   }
@@ -349,8 +359,21 @@ std::string PeerWatch::diagnose(const CallId& call) {
     };
     if (!std::all_of(found->begin(), found->end(), follows)) std::erase_if(*found, follows);
   }
+  return text_of(*found);
+}
+
+std::string PeerWatch::waits_for(const CallId& call) {
+  if (const auto found = not_running(); !found.empty()) return text_of(found);
+  const auto before = shared_->last();
+  const auto now = shared_->ask();
+  if (!now) return store_unreachable();
+  const auto found = blocking(before, *now, call);
+  return found.empty() ? "its peers, which are in it too" : text_of(found);
+}
+
+std::string PeerWatch::text_of(const Suspects& found) const {
   std::string text;
-  for (const auto& [peer, why] : *found) {
+  for (const auto& [peer, why] : found) {
     text += format("{}{} {}", text.empty() ? "" : "; ", name_of(peer), why);
   }
   return text;

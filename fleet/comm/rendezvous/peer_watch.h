@@ -65,19 +65,26 @@ class PeerWatch {
   /// One sentence per suspect peer, for an error. Takes up to about four seconds, never throws.
   std::string diagnose(const CallId& call);
 
+  /// The same for a call that may still succeed, for a log: whom it waits for. Takes milliseconds;
+  /// two seconds when the store does not answer. Never throws.
+  std::string waits_for(const CallId& call);
+
   const std::vector<PeerIdentity>& peers() const { return peers_; }
 
  private:
   struct Heartbeat;
   struct Shared;
-  using Suspects = std::map<int, std::string>;  // why, by rank
+  using Suspects = std::map<int, std::string>;               // why, by rank
+  using Heartbeats = std::vector<std::optional<Heartbeat>>;  // by rank
 
   /// Nothing when the store does not answer.
   std::optional<Suspects> suspects(const CallId& call);
+  Suspects blocking(const Heartbeats& before, const Heartbeats& now, const CallId& call) const;
   Suspects not_running() const;
   Suspects with_their_calls(Suspects found, const CallId& call);
   std::string local_state(int peer) const;
   std::string name_of(int peer) const;
+  std::string text_of(const Suspects& found) const;
   std::string store_unreachable() const;
   std::string positions_of_all(const CallId& call);
 

@@ -25,6 +25,7 @@ class WaitNotice {
 
   /// Logs if `every` has passed since the last line.
   void log_if_due(const std::string& waits_for);
+  bool is_due() const { return Clock::now() >= next_; }
   /// The time until the next line: a wait should not be longer.
   std::chrono::milliseconds until_next() const;
 

@@ -13,7 +13,11 @@ struct ElasticTransport::GroupCall : Work::State {
     call.what = what;
     done = group->submit(std::move(call));
   }
-  void block() override { done.get(); }
+  void block() override {
+    while (done.wait_for(until_notice()) != std::future_status::ready) log_wait_if_due();
+    done.get();
+  }
+  std::string waits_for() const override { return group->waits_for(); }
   bool is_done() const override {
     return done.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }

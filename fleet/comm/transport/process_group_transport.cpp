@@ -15,9 +15,15 @@
 #include "fleet/core/text/format.h"
 
 namespace fleet::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
 struct ProcessGroupTransport::BackendCall : Work::State {
-  BackendCall(Collective call, c10::intrusive_ptr<c10d::Backend> backend)
-      : call(std::move(call)), backend(std::move(backend)) {}
+  BackendCall(Collective call, c10::intrusive_ptr<c10d::Backend> backend, bool waits_in_slices)
+      : call(std::move(call)), backend(std::move(backend)), waits_in_slices(waits_in_slices) {}
 
   void launch() override {
     switch (call.kind) {
@@ -40,7 +46,23 @@ struct ProcessGroupTransport::BackendCall : Work::State {
     }
   }
   void block() override {
-    for (const auto& work : works) work->wait(timeout + std::chrono::seconds(1));
+    const auto deadline = Clock::now() + timeout + std::chrono::seconds(1);
+    for (const auto& work : works) {
+      while (!wait_until_notice(*work, deadline)) log_wait_if_due();
+    }
+  }
+  // Whether it is complete. c10d throws for a slice that is over as for a call that has failed.
+  bool wait_until_notice(c10d::Work& work, Clock::time_point deadline) const {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    const bool is_last = !waits_in_slices || left <= until_notice();
+    try {
+      work.wait(is_last ? std::max(left, std::chrono::milliseconds(1)) : until_notice());
+    } catch (const std::exception&) {
+      if (is_last) throw;
+      if (!work.isCompleted()) return false;
+      work.wait();
+    }
+    return true;
   }
   bool is_done() const override {
     return std::all_of(works.begin(), works.end(),
@@ -49,6 +71,7 @@ struct ProcessGroupTransport::BackendCall : Work::State {
 
   Collective call;  // keeps the tensors until the work is complete
   c10::intrusive_ptr<c10d::Backend> backend;
+  bool waits_in_slices;
   std::vector<BackendWork> works;
 };
 
@@ -64,7 +87,7 @@ ProcessGroupTransport::ProcessGroupTransport(const Store& store, int rank, int s
   // LibTorch does not say which rank is missing, and prints warnings: it connects after a barrier.
   making_ = {.group = group(), .what = "making a group"};
   if (watch_) making_.number = watch_->begin_call(making_.group, making_.what);
-  WaitNotice notice("comm", options_.timeout);
+  WaitNotice notice("comm", options_.timeout, options_.notice_every);
   const auto missing = store_based_barrier(store, rank, size, options_.timeout, notice);
   if (!missing.empty()) {
     throw Error(
@@ -82,7 +105,8 @@ ProcessGroupTransport::~ProcessGroupTransport() {
 }
 
 std::unique_ptr<Work::State> ProcessGroupTransport::prepare(Collective call) {
-  return std::make_unique<BackendCall>(std::move(call), backend_);
+  // NCCL ends a call whose wait is over.
+  return std::make_unique<BackendCall>(std::move(call), backend_, options_.backend == "gloo");
 }
 
 std::vector<int> ProcessGroupTransport::present() const {

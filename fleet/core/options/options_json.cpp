@@ -307,19 +307,4 @@ std::string write_json(OptionsView options, OptionsView defaults) {
   }
 }
 
-void save_json(OptionsView options, OptionsView defaults, const std::string& file) {
-  const std::string text = write_json(options, defaults);
-  const std::string beside = file + ".part";
-  const auto fail = [&](std::string_view reason) {
-    const std::string why(reason);  // before another call overwrites errno's text
-    std::remove(beside.c_str());
-    throw Error(options.list->area, format("cannot write '{}': {}", file, why),
-                "check that its folder exists and has room");
-  };
-  std::ofstream stream(beside, std::ios::binary);
-  stream << text;
-  stream.close();
-  if (!stream || std::rename(beside.c_str(), file.c_str()) != 0) fail(what_failed());
-}
-
 }  // namespace fleet

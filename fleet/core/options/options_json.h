@@ -21,7 +21,4 @@ void load_json(OptionsRef options, const std::string& file);
 /// it into a copy of `defaults` gives `options` again, to the last bit.
 std::string write_json(OptionsView options, OptionsView defaults);
 
-/// Replaces `file` by `write_json`, whole or not at all.
-void save_json(OptionsView options, OptionsView defaults, const std::string& file);
-
 }  // namespace fleet

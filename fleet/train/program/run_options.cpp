@@ -3,14 +3,39 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "fleet/comm/world.h"
+#include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/text/format.h"
+#include "fleet/io/atomic_file.h"
 #include "fleet/io/output_check.h"
+#include "fleet/io/safetensors.h"
 #include "fleet/io/weights.h"
 
 namespace fleet {
+
+namespace {
+
+// Whatever a run has read, and much else: a strategy, a vocabulary, a list. Weights are replaced,
+// those of the last run among them.
+void check_is_no_other_file(const OutputPlace& place) {
+  std::error_code none;
+  const auto path = link_target(place.path);
+  if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0)
+    return;
+  try {
+    const SafetensorsFile file(path);
+  } catch (const Error& error) {
+    throw UsageError(place.area,
+                     format("{} {} is there and is no file of weights: it would be lost\n  {}",
+                            place.flag, place.path.string(), error.what()),
+                     format("give another {}, or remove that file", place.flag));
+  }
+}
+
+}  // namespace
 
 int64_t RunOptions::updates(int64_t available) const {
   return max_updates > 0 ? std::min(max_updates, available) : available;
@@ -24,6 +49,7 @@ void RunOptions::load(const ModelHandle& model) const {
   if (!save.empty() && world()->index() == 0) {
     const OutputPlace place{save, "--save", "weights"};
     check_overwrites_nothing({place}, {{weights, "the file of --weights"}});
+    check_is_no_other_file(place);
     check_output_file(place, weights_bytes(model));
   }
   if (weights.empty()) return;
@@ -34,6 +60,7 @@ void RunOptions::load(const ModelHandle& model) const {
 void RunOptions::keep(const ModelHandle& model) const {
   if (save.empty()) return;
   if (world()->index() == 0) save_weights(model, save);
+  room_is_taken("--save");
   log::info("weights", format("written to {}", save));
 }
 

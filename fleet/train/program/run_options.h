@@ -26,7 +26,7 @@ struct RunOptions {
   int64_t warmup_updates(int64_t updates) const;
 
   /// Before the optimizer is made: the weights of `--weights`, if any. Sees too that `--save` can
-  /// be written, and is another file.
+  /// be written, and replaces nothing but weights of an earlier run.
   void load(const ModelHandle& model) const;
   /// At the end, on the first rank that is there: writes those of `--save`, if any.
   void keep(const ModelHandle& model) const;

@@ -105,7 +105,8 @@ bool SharedCalls::accepts(const Collective& call) {
 
 // Returns with the call posted, so that no other rank ever waits for this one to come back to a
 // call that it has started: it may wait elsewhere meanwhile, in a socket or another group.
-uint32_t SharedCalls::start(Collective call, Clock::time_point deadline) {
+uint32_t SharedCalls::start(Collective call, Clock::time_point deadline,
+                            const std::function<void()>& while_waiting) {
   std::unique_lock lock(mutex_);
   const uint32_t number = ++started_;
   try {
@@ -120,6 +121,7 @@ uint32_t SharedCalls::start(Collective call, Clock::time_point deadline) {
       }
       lock.unlock();
       pause(*missing, deadline);
+      while_waiting();
       lock.lock();
     }
   } catch (const std::exception&) {  // NOLINT: `failure_` has it, for `wait`
@@ -146,7 +148,8 @@ bool SharedCalls::is_complete(uint32_t number) {
   return is_done(number) || !failure_.empty();
 }
 
-void SharedCalls::wait(uint32_t number, Clock::time_point deadline) {
+void SharedCalls::wait(uint32_t number, Clock::time_point deadline,
+                       const std::function<void()>& while_waiting) {
   while (true) {
     Missing missing{};
     {
@@ -157,6 +160,7 @@ void SharedCalls::wait(uint32_t number, Clock::time_point deadline) {
       if (is_done(number)) return;
     }
     pause(missing, deadline);
+    while_waiting();
   }
 }
 

@@ -46,11 +46,13 @@ class SharedCalls {
   static bool accepts(const Collective& call);
 
   /// Starts a call; returns its number. The result is in the call's tensors when it is complete.
-  /// What goes wrong is thrown by `wait`.
-  uint32_t start(Collective call, Clock::time_point deadline);
+  /// What goes wrong is thrown by `wait`. `while_waiting` is called now and then.
+  uint32_t start(Collective call, Clock::time_point deadline,
+                 const std::function<void()>& while_waiting);
   /// Blocks until call `number` is complete; throws when a rank has ended, left after a failure or
   /// is at another call, and at the deadline.
-  void wait(uint32_t number, Clock::time_point deadline);
+  void wait(uint32_t number, Clock::time_point deadline,
+            const std::function<void()>& while_waiting);
   bool is_complete(uint32_t number);
 
  private:

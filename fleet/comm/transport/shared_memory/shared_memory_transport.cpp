@@ -11,9 +11,11 @@ struct SharedMemoryTransport::SharedCall : Work::State {
 
   void launch() override {
     deadline = SharedCalls::Clock::now() + timeout;
-    call_number = calls->start(std::move(call), deadline);
+    call_number = calls->start(std::move(call), deadline, [this] { log_wait_if_due(); });
   }
-  void block() override { calls->wait(call_number, deadline); }
+  void block() override {
+    calls->wait(call_number, deadline, [this] { log_wait_if_due(); });
+  }
   bool is_done() const override { return calls->is_complete(call_number); }
 
   Collective call;
