@@ -146,7 +146,7 @@ class ParameterArena {
   /// The metadata and the first `elements` of the last group's gradients as one tensor, to be
   /// reduced together.
   torch::Tensor metadata_and_gradients(int64_t elements) const;
-  static constexpr int64_t kMetadataScalars = 4;
+  static constexpr int64_t kMetadataScalars = 6;
 
  private:
   void lay_out(const std::vector<NamedTensor>& parameters);

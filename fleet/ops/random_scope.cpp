@@ -39,7 +39,10 @@ int64_t mixed(int64_t seed, int64_t with) {
 }  // namespace
 
 RandomScope::RandomScope(const Position& position)
-    : position_(position), outer_(std::exchange(t_random_scope, this)) {}
+    : position_(position), outer_(std::exchange(t_random_scope, this)) {
+  // The complement keeps streams apart from ops that see no samples.
+  if (position.stream != 0) position_.seed = mixed(~position.seed, position.stream);
+}
 
 RandomScope::~RandomScope() { t_random_scope = outer_; }
 

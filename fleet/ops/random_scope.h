@@ -32,6 +32,7 @@ class RandomScope {
     int64_t update = 0;
     int64_t first_sample = 0;
     int64_t samples = 0;  // of the forward; 0: not known
+    int64_t stream = 0;   // samples of one number have other masks in another stream
   };
   explicit RandomScope(const Position& position);
   ~RandomScope();

@@ -2,6 +2,7 @@
 #include "fleet/parallel/data_parallel.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
@@ -17,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-enum MetadataSlot { kWeight = 0, kLoss = 1, kMicroBatches = 2, kStop = 3 };
+enum MetadataSlot { kWeight, kLoss, kMicroBatches, kStop, kSamples, kResized };
 
 void check(const DataParallelOptions& options) {
   std::vector<std::string> problems;
@@ -182,10 +183,8 @@ void DataParallel::broadcast(const ModelHandle& model) {
   }
 }
 
-void DataParallel::arm(double weight, double loss, double micro_batches) {
-  weight_ = weight;
-  loss_ = loss;
-  micro_batches_ = micro_batches;
+void DataParallel::arm(const Contribution& own) {
+  own_ = own;
   next_ = 0;
   pending_.clear();
   halves_.assign(buckets_.size(), {});
@@ -195,7 +194,9 @@ void DataParallel::arm(double weight, double loss, double micro_batches) {
   armed_ = true;
 }
 
-void DataParallel::sit_out() { arm(0, 0, 0); }
+void DataParallel::sit_out(bool is_resized) {
+  arm({.weight = 0, .micro_batches = 0, .is_resized = is_resized});
+}
 
 void DataParallel::on_gradient(size_t span) {
   if (!armed_ || arrived_[span]) return;
@@ -226,9 +227,12 @@ void DataParallel::fill_metadata() {
   const torch::NoGradGuard no_grad;
   auto own = torch::zeros({metadata.numel()});
   auto* const values = own.data_ptr<float>();
-  values[kWeight] = static_cast<float>(weight_);
-  values[kLoss] = static_cast<float>(loss_);
-  values[kMicroBatches] = static_cast<float>(micro_batches_);
+  values[kWeight] = static_cast<float>(own_.weight);
+  values[kLoss] = static_cast<float>(own_.loss);
+  values[kMicroBatches] = static_cast<float>(own_.micro_batches);
+  // Not a number as soon as one rank's is not known.
+  values[kSamples] = own_.samples ? static_cast<float>(*own_.samples) : NAN;
+  values[kResized] = own_.is_resized ? 1 : 0;
   values[kStop] = stop_requested() ? 1 : 0;
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     values[ParameterArena::kMetadataScalars + static_cast<int64_t>(i)] =
@@ -278,6 +282,8 @@ ReducedMetadata DataParallel::read_metadata() const {
   result.weight = values[kWeight];
   result.loss = values[kLoss];
   result.micro_batches = values[kMicroBatches];
+  if (!std::isnan(values[kSamples])) result.samples = std::llround(values[kSamples]);
+  result.is_resized = values[kResized] > 0;
   result.ranks = no_sync_ ? 1 : comm_->size();
   result.stop = values[kStop] > 0 && result.ranks == comm_->size();
   for (size_t i = 0; i < arena_.spans().size(); ++i) {

@@ -39,14 +39,25 @@ struct Bucket {
 /// the first.
 std::vector<Bucket> plan_buckets(const ParameterArena& arena, const DataParallelOptions& options);
 
+/// What a rank adds to an update, beside gradients.
+struct Contribution {
+  double weight = 1;
+  double loss = 0;
+  double micro_batches = 1;            // that were merged into its gradients
+  std::optional<int64_t> samples = 0;  // unset: nobody knows
+  bool is_resized = false;             // its batch has another size than the others count on
+};
+
 /// What the ranks know of each other's gradients after `wait`.
 struct ReducedMetadata {
   double weight = 0;  // sums over all ranks
   double loss = 0;
   double micro_batches = 0;
-  int ranks = 1;           // whose gradients were summed
-  std::vector<bool> used;  // per span: some rank had a gradient
-  bool stop = false;       // some rank was asked to stop, and all of them know it now
+  std::optional<int64_t> samples = {};  // set where all ranks know theirs
+  bool is_resized = false;              // some rank's batch is
+  int ranks = 1;                        // whose gradients were summed
+  std::vector<bool> used;               // per span: some rank had a gradient
+  bool stop = false;                    // some rank was asked to stop, and all of them know it now
   /// By rank: what it computed for, without waiting for others. Empty in the first update, when
   /// alone, and in an arena without places for it.
   std::vector<double> compute_seconds = {};
@@ -82,11 +93,11 @@ class DataParallel {
   /// `wait` gives what this rank has.
   void set_no_sync(bool is_alone) { no_sync_ = is_alone || comm_->size() == 1; }
 
-  /// From here on the gradients that become ready are final, and are sent. Their weight, their loss
-  /// and the number of micro-batches that were merged into them are summed along.
-  void arm(double weight = 1, double loss = 0, double micro_batches = 1);
+  /// From here on the gradients that become ready are final, and are sent. What this rank adds to
+  /// the update is summed along.
+  void arm(const Contribution& own = {});
   /// A rank without samples takes part with zeros, without a backward.
-  void sit_out();
+  void sit_out(bool is_resized = false);
   ReducedMetadata wait();
 
   /// What a rank does from here to the end of its backward counts as its computing for the next
@@ -123,9 +134,7 @@ class DataParallel {
   size_t next_ = 0;
   bool armed_ = false;
   bool no_sync_ = false;
-  double weight_ = 0;
-  double loss_ = 0;
-  double micro_batches_ = 0;
+  Contribution own_;
   double exposed_seconds_ = 0;
   std::optional<std::chrono::steady_clock::time_point> computing_since_;
   double computed_seconds_ = 0;  // 0: not counted

@@ -96,7 +96,9 @@ void take_over(DistributedOptimizer& optimizer, const RankRecord& record) {
   state.window = record.local_sgd.window;
   state.interval = record.local_sgd.interval;
   local->set_state(state);
-  optimizer.set_counters(record.counters);
+  auto counters = record.counters;
+  counters.batch_samples = counters.first_sample = -1;  // the other rank's own
+  optimizer.set_counters(counters);
   reseed_generators(optimizer.arena(), optimizer.comm()->rank(), optimizer.attempts());
 }
 

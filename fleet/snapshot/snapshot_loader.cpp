@@ -138,7 +138,10 @@ class OptimizerLoader {
     set_opaque_state(opaque_, optimizer_);
     settle_local_sgd();
     auto counters = rank_.counters;
-    if (other_ranks_) counters.loss_normalizer = 0;  // the total weight of fewer or more ranks
+    if (other_ranks_) {  // agreed on by fewer or more
+      counters.loss_normalizer = 0;
+      counters.batch_samples = counters.first_sample = -1;
+    }
     optimizer_.set_counters(counters);
   }
 

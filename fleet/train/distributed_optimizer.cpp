@@ -85,7 +85,7 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
   const double mean = loss.mean();
   // With amp all ranks skip the update together.
   if (!std::isfinite(mean) && !s.amp) throw non_finite_loss(s, mean);
-  s.window.add();
+  s.window.add(micro_batch.samples());
   s.normalizer->add(loss, micro_batch.is_last, micro_batch.window_size);
   const bool overlap = s.micro_batch->may_overlap(micro_batch.samples());
   const auto requested =
@@ -113,6 +113,8 @@ ReducedMetadata DistributedOptimizer::reduce(UpdateReport& report) {
   s.window.close();
   ++s.own_attempts;
   s.is_stopping |= reduced.stop;
+  s.places.close(reduced.is_resized);
+  s.log.reduced(reduced);
   s.log.kept_apart();
   s.log.stragglers(reduced.compute_seconds, 1);
   report.exposed_communication_s = s.parallel->exposed_seconds();
@@ -185,11 +187,12 @@ void DistributedOptimizer::follow(const SyncReport& sync) {
 // ---- calls
 
 // A call that throws leaves parameters as they were, and drops its window.
-UpdateReport DistributedOptimizer::report_of_call(const std::function<void(UpdateReport&)>& work) {
+UpdateReport DistributedOptimizer::report_of_call(const std::function<void(UpdateReport&)>& work,
+                                                  MemoryFrom from) {
   auto& s = *state_;
   const auto begin = std::chrono::steady_clock::now();
   const MemoryStrategy::Enforced budget(s.memory.get());
-  if (s.plain_memory) s.plain_memory->begin();
+  if (s.plain_memory && from == MemoryFrom::kThisCall) s.plain_memory->begin();
   UpdateReport report;
   if (s.schedule) s.optimizer->set_lr((*s.schedule)(updates()));
   report.lr = s.optimizer->lr();
@@ -209,7 +212,7 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
   report.seconds = seconds_since(begin);
   report.total_seconds = s.total_seconds += report.seconds;
   report.memory = s.memory ? s.memory->report_of_call(report.updated, s.window.is_open())
-                           : s.plain_memory->report(report.updated);
+                           : s.plain_memory->report(report.updated, s.window.is_open());
   if (s.strategy.recompute_configs.plan_only && !s.window.is_open()) s.end_if_planned();
   return report;
 }
@@ -221,7 +224,7 @@ UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
   return report_of_call([&](UpdateReport& report) {
     update(
         {.is_micro_batch = true}, [&](int64_t, int64_t) { return loss(); }, report);
-    if (!report.in_window) s.log.batch(report, BatchForm::kCalls);
+    if (!report.in_window) s.log.batch(s.window.samples(), BatchForm::kCalls);
     ++s.calls;
   });
 }
@@ -246,9 +249,10 @@ UpdateReport DistributedOptimizer::minimize_samples(const BatchShape& batch,
   }
   return report_of_call([&](UpdateReport& report) {
     s.check_equal_micro_batches(micro_batches);
+    s.places.open(batch.samples, s.is_local());
     report.samples = batch.samples;
     update(batch, loss, report);
-    s.log.batch(report, BatchForm::kSplit);
+    s.log.batch(s.window.samples(), BatchForm::kSplit);
     ++s.calls;
   });
 }
@@ -259,6 +263,7 @@ DistributedOptimizer::ForwardScope DistributedOptimizer::forward(int64_t samples
   s.window.drop_if_cleared();
   s.window.begin_for_backward();
   s.window.forward.reset();  // of a forward whose loss was not used
+  if (s.plain_memory) s.plain_memory->begin();
   s.window.forward = std::make_shared<ForwardScopes>(s, MicroBatch{.end = samples});
   return ForwardScope(s.window.forward);
 }
@@ -267,7 +272,7 @@ UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOpti
   auto& s = *state_;
   s.window.check_not_armed();
   s.window.drop_if_cleared();
-  return report_of_call([&](UpdateReport& report) {
+  const auto work = [&](UpdateReport& report) {
     const auto scopes = std::exchange(s.window.forward, nullptr);
     const auto names = s.forward_strategies();
     if (!scopes && !names.empty()) {
@@ -285,8 +290,10 @@ UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOpti
                        .window_size = k_steps},
                       loss, report);
     report.in_window = true;
+    report.samples = scopes ? scopes->samples() : 0;
     ++s.calls;
-  });
+  };
+  return report_of_call(work, MemoryFrom::kForward);
 }
 
 UpdateReport DistributedOptimizer::step() {
@@ -298,7 +305,7 @@ UpdateReport DistributedOptimizer::step() {
   }
   return report_of_call([&](UpdateReport& report) {
     complete_window(report);
-    s.log.batch(report, BatchForm::kCalls);
+    s.log.batch(s.window.samples(), BatchForm::kBackward);
   });
 }
 

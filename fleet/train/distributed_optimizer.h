@@ -189,7 +189,10 @@ class DistributedOptimizer {
   struct State;
 
   UpdateReport minimize_samples(const BatchShape& batch, const SliceLoss& loss);
-  UpdateReport report_of_call(const std::function<void(UpdateReport&)>& work);
+  /// Where the account of what a call takes begins; `backward` includes the user's own forward.
+  enum class MemoryFrom { kThisCall, kForward };
+  UpdateReport report_of_call(const std::function<void(UpdateReport&)>& work,
+                              MemoryFrom from = MemoryFrom::kThisCall);
   void update(const BatchShape& batch, const SliceLoss& closure, UpdateReport& report);
   void complete(UpdateReport& report);
   void complete_window(UpdateReport& report);

@@ -143,7 +143,7 @@ TEST(DataParallelTest, AloneItSendsNothingAndKnowsItsOwnGradients) {
     parallel.set_no_sync(true);
     if (comm->rank() == 1) return;  // rank 0 does not wait for it
     arena.begin_window();
-    parallel.arm(/*weight=*/5, /*loss=*/2);
+    parallel.arm({.weight = 5, .loss = 2});
     net->forward(sample(comm->rank()), true).backward();
     const auto metadata = parallel.wait();
     EXPECT_EQ(metadata.ranks, 1);
@@ -198,7 +198,7 @@ TEST(DataParallelTest, SendsHalvesWhenAskedAndStaysAlikeOnAllRanks) {
     DataParallel parallel(arena, comm, {.fp16_allreduce = true});
     parallel.broadcast(net);
     arena.begin_window();
-    parallel.arm(/*weight=*/3, /*loss=*/1e9);
+    parallel.arm({.weight = 3, .loss = 1e9});
     (net->forward(sample(comm->rank()), true) / 2).backward();
     const auto metadata = parallel.wait();
     EXPECT_EQ(metadata.weight, 6);

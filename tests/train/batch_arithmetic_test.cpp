@@ -13,30 +13,63 @@
 namespace fleet {
 namespace {
 
+WindowSamples window_of(const std::vector<int64_t>& micro_batches) {
+  WindowSamples window;
+  for (const auto samples : micro_batches) window.add(samples);
+  return window;
+}
+
 TEST(BatchArithmeticTest, SaysHowAGlobalBatchComesAbout) {
-  EXPECT_EQ((BatchArithmetic{.samples = 64, .global_samples = 64}.text()),
+  EXPECT_EQ((BatchArithmetic{.own = window_of({64}), .global_samples = 64}.text()),
             "global batch 64 = micro-batch 64 x 1 accumulated x 1 rank");
-  EXPECT_TRUE(says(
-      BatchArithmetic{
-          .samples = 4096, .global_samples = 8192, .micro_batches = 16, .k_steps = 16, .ranks = 2}
-          .text(),
-      "global batch 8192 = micro-batch 256 x 16 accumulated x 2 ranks; k_steps 16 "
-      "splits the batch of 4096 on each rank (in the guide N becomes 16 N: "));
+  EXPECT_TRUE(says(BatchArithmetic{.own = window_of(std::vector<int64_t>(16, 256)),
+                                   .global_samples = 8192,
+                                   .k_steps = 16,
+                                   .ranks = 2}
+                       .text(),
+                   "global batch 8192 = micro-batch 256 x 16 accumulated x 2 ranks; k_steps 16 "
+                   "splits the batch of 4096 on each rank (in the guide N becomes 16 N: "));
 }
 
 TEST(BatchArithmeticTest, UnequalSharesAreNotSaidToBeAProduct) {
-  EXPECT_EQ(
-      (BatchArithmetic{.samples = 13, .global_samples = 25, .micro_batches = 2, .ranks = 2}.text()),
-      "global batch 25 on 2 ranks; on this one 13 = 2 micro-batches of 6 or 7");
+  BatchArithmetic unequal{.own = window_of({7, 6}), .global_samples = 25, .ranks = 2};
+  EXPECT_EQ(unequal.text(),
+            "global batch 25 on 2 ranks; on this one 13 = 2 micro-batches of 6 or 7");
+  unequal.own = window_of({3, 9, 1});
+  EXPECT_EQ(unequal.text(),
+            "global batch 25 on 2 ranks; on this one 13 = 3 micro-batches of 1 to 9");
+  unequal.own = window_of({13});
+  EXPECT_EQ(unequal.text(), "global batch 25 on 2 ranks; on this one 13 = 1 micro-batch of 13");
 }
 
 TEST(BatchArithmeticTest, CallsAccumulateAsInTheGuide) {
+  const auto unknown = window_of({0, 0, 0, 0});
   EXPECT_EQ(
-      (BatchArithmetic{.form = BatchForm::kCalls, .micro_batches = 4, .k_steps = 4, .ranks = 2}
-           .text()),
+      (BatchArithmetic{.form = BatchForm::kCalls, .own = unknown, .k_steps = 4, .ranks = 2}.text()),
       "global batch = micro-batch x 4 accumulated x 2 ranks; k_steps 4 accumulates 4 calls of "
       "minimize(closure): a micro-batch of N samples makes a batch of 4 N on each rank, as in the "
       "guide");
+  const std::string merges =
+      "; step() merges 4 calls of backward(loss): micro-batches of N samples make a batch of 4 N "
+      "on each rank, as in the guide";
+  EXPECT_EQ((BatchArithmetic{.form = BatchForm::kBackward, .own = unknown, .ranks = 2}.text()),
+            "global batch = micro-batch x 4 accumulated x 2 ranks" + merges);
+  EXPECT_EQ((BatchArithmetic{.form = BatchForm::kBackward,
+                             .own = window_of({8, 8, 8, 8}),
+                             .global_samples = 64,
+                             .ranks = 2}
+                 .text()),
+            "global batch 64 = micro-batch 8 x 4 accumulated x 2 ranks" + merges);
+}
+
+TEST(BatchArithmeticTest, WithLocalSgdABatchIsARanksOwn) {
+  BatchArithmetic local{.own = window_of({13}), .ranks = 2, .is_local = true};
+  const std::string rest = "; with local SGD each of 2 ranks updates with its own";
+  EXPECT_EQ(local.text(), "batch 13 of this rank = micro-batch 13 x 1 accumulated" + rest);
+  local.own = window_of({7, 6});
+  EXPECT_EQ(local.text(), "batch 13 of this rank = 2 micro-batches of 6 or 7" + rest);
+  local.own = window_of({0, 0});
+  EXPECT_EQ(local.text(), "batch of each rank = micro-batch x 2 accumulated" + rest);
 }
 
 class BatchLineTest : public ::testing::Test {
@@ -56,6 +89,24 @@ class BatchLineTest : public ::testing::Test {
       if (line.starts_with("[batch] ")) found += line + "\n";
     }
     return found;
+  }
+
+  // What rank 0 of two prints, with 13 and 12 samples: by `train`, which has the batch of a rank.
+  using Train =
+      std::function<UpdateReport(DistributedOptimizer&, torch::nn::Linear&, const Batch&)>;
+  std::string printed_on_two_ranks(const DistributedStrategy& strategy, const Train& train) {
+    return printed([&] {
+      testing::run_ranks(2, [&](const testing::Comm& comm) {
+        torch::nn::Linear net(4, 2);
+        DistributedOptimizer training(
+            std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 0.1}), strategy, comm);
+        const Batch whole{torch::ones({25, 4}), torch::ones({25})};
+        const auto own = comm->rank() == 0 ? whole.slice(0, 13) : whole.slice(13, 25);
+        const auto report = train(training, net, own);
+        EXPECT_TRUE(report.updated);
+        training.end_epoch();
+      });
+    });
   }
 
   torch::nn::Linear net_{4, 2};
@@ -93,21 +144,56 @@ TEST_F(BatchLineTest, ComesOnceWithTheFirstUpdateOfCalls) {
 
 // What the ranks see, from what they agree on.
 TEST_F(BatchLineTest, CountsTheSamplesOfUnequalRanks) {
-  std::vector<UpdateReport> reports(2);
-  const auto text = printed([&] {
-    testing::run_ranks(2, [&](const testing::Comm& comm) {
-      torch::nn::Linear net(4, 2);
-      DistributedOptimizer training(std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 0.1}),
-                                    {}, comm);
-      const auto own = comm->rank() == 0 ? batch_.slice(0, 13) : batch_.slice(13, 24);
-      reports[static_cast<size_t>(comm->rank())] = training.minimize(
-          own, [&](const Batch& part) { return net->forward(part.data).square().mean(); });
+  const auto mean = [](DistributedOptimizer& training, torch::nn::Linear& net, const Batch& own) {
+    const auto report = training.minimize(
+        own, [&](const Batch& part) { return net->forward(part.data).square().mean(); });
+    EXPECT_EQ(report.samples, own.size());
+    EXPECT_EQ(report.weight, report.sync_every > 1 ? own.size() : 25);
+    return report;
+  };
+  // Whose weight is that of its tokens.
+  const auto tokens = [](DistributedOptimizer& training, torch::nn::Linear& net, const Batch& own) {
+    return training.minimize(own, [&](const Batch& part) {
+      return WeightedLoss{.sum = net->forward(part.data).square().sum(),
+                          .weight = 4.0 * static_cast<double>(part.size())};
     });
-  });
-  EXPECT_TRUE(says(text, "[batch] global batch 24 on 2 ranks; on this one 1"));
-  EXPECT_EQ(reports[0].samples, 13);
-  EXPECT_EQ(reports[1].samples, 11);
-  EXPECT_EQ(reports[0].weight, 24);
+  };
+  for (const auto& train : {Train(mean), Train(tokens)}) {
+    EXPECT_TRUE(says(printed_on_two_ranks({}, train),
+                     "[batch] global batch 25 on 2 ranks; on this one 1", " = 1 micro-batch of 1"));
+    const auto local =
+        printed_on_two_ranks({.localsgd = true, .localsgd_configs = {.k_steps = 4}}, train);
+    EXPECT_TRUE(says(local, "[batch] batch 1", " of this rank = micro-batch 1",
+                     "; with local SGD each of 2 ranks updates with its own"));
+  }
+}
+
+TEST_F(BatchLineTest, OfBackwardAndStepHasWhatForwardWasTold) {
+  const auto by_hand = [](bool tells, bool all) {
+    return [=](DistributedOptimizer& training, torch::nn::Linear& net, const Batch& own) {
+      for (const int64_t i : {0, 1}) {
+        const auto part = own.slice(own.size() * i / 2, own.size() * (i + 1) / 2);
+        torch::Tensor loss;
+        {
+          const auto scope = training.forward(tells && (all || i == 0) ? part.size() : 0);
+          loss = net->forward(part.data).square().mean();
+        }
+        training.backward(loss);
+      }
+      return training.step();
+    };
+  };
+  const std::string merges = "; step() merges 2 calls of backward(loss)";
+  EXPECT_TRUE(says(printed_on_two_ranks({}, by_hand(true, true)),
+                   "[batch] global batch 25 on 2 ranks; on this one 1", " = 2 micro-batches of 6",
+                   merges));
+  for (const bool tells : {false, true}) {
+    const auto text = printed_on_two_ranks({}, by_hand(tells, false));
+    EXPECT_TRUE(
+        text.starts_with("[batch] global batch = micro-batch x 2 accumulated x 2 ranks" + merges))
+        << text;
+    EXPECT_EQ(text.find("minimize(closure)"), text.npos) << text;
+  }
 }
 
 }  // namespace

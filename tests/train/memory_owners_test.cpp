@@ -76,6 +76,34 @@ TEST_F(MemoryTags, AreNamedForParametersGradientsAndState) {
   EXPECT_FALSE(all().contains("unknown"));
 }
 
+// What is kept of each term until the last micro-batch.
+TEST_F(MemoryTags, AreNamedForTheGradientsOfLossTerms) {
+  auto net = deep_net(/*norm=*/false);
+  auto optimizer =
+      distributed_optimizer(std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 1e-3}),
+                            {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 3}});
+  int64_t values = 0;
+  for (const auto& group : optimizer.arena().groups()) {
+    values += static_cast<int64_t>(group.values.nbytes());
+  }
+  for (int i = 0; i < 6; ++i) {
+    const auto batch = small_batch(256, i);
+    const auto report = optimizer.minimize([&]() -> Loss {
+      const auto scores = net->forward(batch.data);
+      return LossTerms{.terms = {{scores.square().sum(), 256}, {scores.sum(), 128}}};
+    });
+    const int64_t copies = report.in_window ? 3 : 1;  // the arena's, and one for each term
+    EXPECT_GE(bytes_of(allocation::kGradients), copies * values);
+    EXPECT_LE(bytes_of(allocation::kGradients), copies * values * 11 / 10 + 8192);
+    EXPECT_LE(bytes_of(allocation::kProgram), 12288) << "the batch";
+    for (const auto& [name, bytes] : all()) {
+      if (name.starts_with("aten::") || name.ends_with("Backward0")) {
+        EXPECT_LE(bytes_of(name), 8192) << name;
+      }
+    }
+  }
+}
+
 TEST_F(MemoryTags, AreNamedForLocalSgd) {
   std::vector<int64_t> bytes(2);
   run_ranks(2, [&](const Comm& comm) {

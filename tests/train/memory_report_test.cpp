@@ -91,6 +91,49 @@ TEST(MemoryReport, WithoutRecomputeIsMeasured) {
   expect_near(memory.now, plain.floor);
 }
 
+// In the eager form the forward is the user's own, and is counted all the same.
+TEST(MemoryReport, OfTheEagerFormHasTheForward) {
+  static constexpr int64_t kTemporary = 100 << 20;
+  enum class Way { kScope, kNoScope, kDropped };
+  const auto peak_of = [](const DistributedStrategy& strategy, Way way) {
+    BlockNet net{BlockNetOptions{}};
+    DistributedOptimizer optimizer(
+        std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.1}), strategy,
+        std::make_shared<comm::Communicator>());
+    const auto backward = [&](int64_t bytes) {
+      Loss loss;
+      std::optional<DistributedOptimizer::ForwardScope> scope;
+      if (way != Way::kNoScope) scope.emplace(optimizer.forward());
+      if (bytes > 0) torch::empty({bytes}, torch::kByte);
+      loss = net->loss(small_batch(16, 1));
+      scope.reset();
+      return optimizer.backward(loss);
+    };
+    const auto first = backward(kTemporary);
+    EXPECT_FALSE(first.memory.is_resident);
+    backward(0);
+    if (way == Way::kDropped) {
+      net->zero_grad();
+      backward(0);
+    }
+    const auto peak = optimizer.step().memory.measured_peak;
+    backward(0);
+    EXPECT_LT(optimizer.step().memory.measured_peak, kTemporary) << "of the next window";
+    return peak;
+  };
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "this build does not count tensors of plain training";
+#endif
+  const DistributedStrategy recompute{.recompute = true,
+                                      .recompute_configs = {.checkpoints = {"block.1"}}};
+  const auto plain = peak_of({}, Way::kScope);
+  EXPECT_GE(plain, kTemporary);
+  expect_near(plain, peak_of(recompute, Way::kScope));
+  expect_near(plain, peak_of({}, Way::kNoScope));
+  EXPECT_LT(peak_of({}, Way::kDropped), kTemporary);
+  EXPECT_LT(peak_of(recompute, Way::kDropped), kTemporary);
+}
+
 // The first of two optimizers may end before the second.
 TEST(MemoryReport, CountingEndsWithTheLastOptimizer) {
   auto& allocator = memory::BudgetAllocator::cpu();

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout too is the same for one batch, k micro-batches, N ranks and recomputed layers.
+#include <set>
+
 #include "fleet/memory/checkpoint.h"
 #include "fleet/ops/add_norm.h"
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/tiled_attention.h"
+#include "fleet/train/update/sample_places.h"
 
 #include "tests/train/small_training.h"
 
@@ -22,6 +25,7 @@ struct RandomTraining {
   int64_t parts = 1;  // calls that make up a batch
   uint64_t seed = 7;
   double dropout = 0.5;
+  int64_t first_share = 0;  // of the first of two ranks; 0: equal shares
 };
 
 // Six numbers as tokens of an attention, behind a linear layer; every kind of random op.
@@ -52,7 +56,10 @@ Tensors train_random(const RandomTraining& setup) {
     for (int64_t step = 0; step < kSteps; ++step) {
       const auto batch = small_batch(kSamples, step);
       const int64_t share = kSamples / comm->size();
-      const auto own = batch.slice(share * comm->rank(), share * (comm->rank() + 1));
+      const auto cut = [&](int64_t rank) {
+        return setup.first_share > 0 && rank == 1 ? setup.first_share : share * rank;
+      };
+      const auto own = batch.slice(cut(comm->rank()), cut(comm->rank() + 1));
       if (setup.form == Form::kBatch) {
         optimizer.minimize(own, [&](const Batch& b) { return random_loss(net, b, setup.dropout); });
         continue;
@@ -103,6 +110,62 @@ TEST(RandomOpsTest, DropoutIsTheSameForRanks) {
   merged.strategy.gradient_merge = true;
   merged.strategy.gradient_merge_configs = {.k_steps = 2};
   expect_close(train_random(merged), whole, 1e-4, 1e-6);
+}
+
+TEST(RandomOpsTest, DropoutIsTheSameForUnequalRanks) {
+  const auto whole = train_random({});
+  for (const int64_t first_share : {1, 7, 13}) {
+    RandomTraining setup{.ranks = 2, .first_share = first_share};
+    expect_close(train_random(setup), whole, 1e-4, 1e-6);
+    setup.strategy.gradient_merge = true;
+    setup.strategy.gradient_merge_configs = {.micro_batch_size = 4};
+    expect_close(train_random(setup), whole, 1e-4, 1e-6);
+  }
+}
+
+// The numbers that samples of three ranks have, update by update; ranks agree on them as an update
+// makes them do.
+TEST(RandomOpsTest, NoTwoSamplesHaveOneNumber) {
+  const std::vector<std::vector<int64_t>> updates = {
+      {8, 8, 8},   {8, 8, 8},  {3, 2, 2},  {8, 8, 8}, {8, 8, 8}, {13, 12, 12}, {13, 12, 12},
+      {13, 12, 9}, {0, 20, 9}, {0, 20, 9}, {5, 5, 5}, {6, 5, 4}, {6, 5, 4},    {6, 5, 7}};
+  // All but those that come as a surprise after two updates of equal sizes.
+  const std::vector<bool> is_one_batch = {true, true, false, true,  true, false, true,
+                                          true, true, true,  false, true, true,  false};
+  for (const bool resumes : {false, true}) {
+    std::vector<std::set<std::pair<int64_t, int64_t>>> seen(updates.size());
+    std::mutex mutex;
+    run_ranks(3, [&](const Comm& comm) {
+      auto places = std::make_unique<SamplePlaces>(comm);
+      for (size_t u = 0; u < updates.size(); ++u) {
+        if (resumes) {
+          const auto state = places->state();
+          places = std::make_unique<SamplePlaces>(comm);
+          places->set_state(state);
+        }
+        const auto samples = updates[u][static_cast<size_t>(comm->rank())];
+        places->open(samples, /*is_local=*/false);
+        const auto half = samples / 2;
+        for (const auto& [begin, end] : {std::pair{int64_t{0}, half}, std::pair{half, samples}}) {
+          const auto position = places->position(
+              {.begin = begin, .end = end, .batch_samples = samples}, /*window_samples=*/0);
+          const std::lock_guard lock(mutex);
+          for (int64_t i = 0; i < end - begin; ++i) {
+            EXPECT_TRUE(seen[u].emplace(position.stream, position.first_sample + i).second)
+                << "update " << u << ", rank " << comm->rank() << ", sample " << begin + i;
+          }
+        }
+        const auto resized = torch::tensor({places->is_resized() ? 1 : 0}, torch::kLong);
+        comm->all_reduce(resized, comm::ReduceOp::kSum, "test");
+        places->close(resized.item<int64_t>() > 0);
+      }
+    });
+    for (size_t u = 0; u < updates.size(); ++u) {
+      std::set<std::pair<int64_t, int64_t>> whole;
+      for (int64_t i = 0; i < static_cast<int64_t>(seen[u].size()); ++i) whole.emplace(0, i);
+      EXPECT_EQ(seen[u] == whole, is_one_batch[u]) << u;
+    }
+  }
 }
 
 TEST(RandomOpsTest, RecomputedIsPlainBitForBit) {

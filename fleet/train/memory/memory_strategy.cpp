@@ -334,7 +334,9 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
   if (plans_ && plans_->is_resolved()) report_.budget = plans_->budget();
   if (counting_) {
     auto& counter = memory::BudgetAllocator::cpu().counter();
-    report_.measured_peak = std::max(std::exchange(pending_peak_, 0), counter.take_call_peak());
+    report_.measured_peak =
+        std::max({window_peak_, std::exchange(pending_peak_, 0), counter.take_call_peak()});
+    window_peak_ = window_is_open ? report_.measured_peak : 0;
     is_reported_ = true;
     report_.now = counter.live();
   }

@@ -82,6 +82,8 @@ class MemoryStrategy {
   const memory::BudgetPlans* plans() const { return plans_.get(); }
   /// With plan_only, once the plans are settled: what the program is to print and end with.
   const std::optional<std::string>& plan_text() const { return plan_text_; }
+  /// What the window took is no part of the next one.
+  void drop_window() { window_peak_ = 0; }
   /// A call failed: what is in the file is of no use, and the next forward opens another.
   void forget();
 
@@ -106,6 +108,7 @@ class MemoryStrategy {
   std::optional<memory::BudgetScope> enforced_;
   int enforced_depth_ = 0;
   int64_t pending_peak_ = 0;   // of scopes since the last report, but for the one that lives
+  int64_t window_peak_ = 0;    // of the calls before this one
   bool is_reported_ = false;   // what happened in this scope
   int64_t limit_ = 0;          // of a step that is measured beyond the budget
   bool is_unbounded_ = false;  // such a step runs

@@ -33,16 +33,17 @@ void PlainMemory::begin() {
   if (counting_) memory::BudgetAllocator::cpu().counter().take_call_peak();
 }
 
-MemoryReport PlainMemory::report(bool updated) {
+MemoryReport PlainMemory::report(bool updated, bool window_is_open) {
   MemoryReport report{.is_resident = counting_ == nullptr};
   if (counting_) {
     auto& counter = memory::BudgetAllocator::cpu().counter();
-    report.measured_peak = counter.take_call_peak();
+    report.measured_peak = std::max(window_peak_, counter.take_call_peak());
     report.now = counter.live();
   } else {
     report.measured_peak = peak_resident_bytes();
     report.now = resident_bytes();
   }
+  window_peak_ = window_is_open ? report.measured_peak : 0;
   peak_ = std::max(peak_, report.measured_peak);
   report.plain_peak = peak_;
   if (updated && ++updates_ == 2) {

@@ -17,13 +17,16 @@ class PlainMemory {
  public:
   PlainMemory();
 
-  /// A call begins: its peak is measured from here on.
+  /// A call begins, or the user's own forward: the peak is measured from here on.
   void begin();
-  /// Of that call; says it once, after the second update, when everything is there.
-  MemoryReport report(bool updated);
+  /// Of the window so far; says it once, after the second update, when everything is there.
+  MemoryReport report(bool updated, bool window_is_open);
+  /// What the window took is no part of the next one.
+  void drop_window() { window_peak_ = 0; }
 
  private:
   std::unique_ptr<memory::BudgetAllocatorScope> counting_;  // null: resident memory
+  int64_t window_peak_ = 0;                                 // of the calls before this one
   int64_t peak_ = 0;
   int64_t updates_ = 0;
 };

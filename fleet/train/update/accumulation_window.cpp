@@ -17,6 +17,7 @@ void AccumulationWindow::begin() {
   if (is_open()) return;
   stack_.arena->begin_window();
   stack_.window_samples = 0;
+  samples_ = {};
   if (stack_.amp) stack_.amp->open_window();
   state_ = State::kEmpty;
 }
@@ -28,10 +29,11 @@ void AccumulationWindow::begin_for_backward() {
   stack_.arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
 }
 
-void AccumulationWindow::add() {
+void AccumulationWindow::add(int64_t samples) {
   FLEET_ASSERT(state_ == State::kEmpty || state_ == State::kOpen,
                "a micro-batch is added to a window that has begun and is not armed");
   stack_.merge.add();
+  samples_.add(samples);
   state_ = State::kOpen;
 }
 
@@ -39,14 +41,18 @@ void AccumulationWindow::arm(int64_t requested) {
   FLEET_ASSERT(state_ == State::kOpen, "a window is armed once, with a micro-batch in it");
   stack_.normalizer->complete();
   state_ = State::kArmed;
-  stack_.parallel->arm(stack_.normalizer->weight(), stack_.normalizer->loss_sum(),
-                       static_cast<double>(requested));
+  stack_.parallel->arm({.weight = stack_.normalizer->weight(),
+                        .loss = stack_.normalizer->loss_sum(),
+                        .micro_batches = static_cast<double>(requested),
+                        .samples = samples_.is_known ? std::optional(samples_.sum) : std::nullopt,
+                        .is_resized = stack_.places.is_resized()});
 }
 
 void AccumulationWindow::sit_out() {
   stack_.normalizer->sit_out();
   stack_.arena->begin_window();
-  stack_.parallel->sit_out();
+  samples_ = {};
+  stack_.parallel->sit_out(stack_.places.is_resized());
   state_ = State::kArmed;
 }
 
@@ -58,6 +64,8 @@ void AccumulationWindow::close() {
 void AccumulationWindow::drop() {
   stack_.merge.close();
   stack_.normalizer->drop();
+  if (stack_.memory) stack_.memory->drop_window();
+  if (stack_.plain_memory) stack_.plain_memory->drop_window();
   stack_.arena->forget_window();
   forward.reset();
   state_ = State::kClosed;

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "fleet/train/update/batch_arithmetic.h"
 #include "fleet/train/update/forward_scopes.h"
 #include "fleet/train/update/training_stack.h"
 
@@ -36,12 +37,16 @@ class AccumulationWindow {
   void begin();
   /// For the user's own forward and backward: gradients are collected in `backward` only.
   void begin_for_backward();
-  void add();
+  /// One more micro-batch; 0 samples: not known.
+  void add(int64_t samples);
   /// `requested`: the micro-batches that the user asked for; without gradient_merge's avg the
   /// update is as many times larger.
   void arm(int64_t requested);
   void sit_out();
   void close();
+
+  /// Of the window that is open, or was the last.
+  const WindowSamples& samples() const { return samples_; }
 
   /// Forgets what was gathered.
   void drop();
@@ -59,6 +64,7 @@ class AccumulationWindow {
  private:
   TrainingStack& stack_;
   State state_ = State::kClosed;
+  WindowSamples samples_;
 };
 
 }  // namespace fleet

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/update/batch_arithmetic.h"
 
+#include <algorithm>
+
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/plural.h"
 
@@ -9,35 +11,75 @@ namespace {
 
 std::string ranks_text(int64_t ranks) { return plural(ranks, "rank"); }
 
+// "4 micro-batches of 8", "2 micro-batches of 6 to 9"
+std::string micro_batches_text(const WindowSamples& own) {
+  auto text =
+      format("{} of {}", plural(own.micro_batches, "micro-batch", "micro-batches"), own.smallest);
+  if (own.largest > own.smallest) {
+    text += format(" {} {}", own.largest == own.smallest + 1 ? "or" : "to", own.largest);
+  }
+  return text;
+}
+
 }  // namespace
 
-std::string BatchArithmetic::text() const {
-  if (form == BatchForm::kCalls) {
-    auto line = format("global batch = micro-batch x {} accumulated x {}", micro_batches,
-                       ranks_text(ranks));
-    if (k_steps > 1) {
-      line += format(
-          "; k_steps {0} accumulates {0} calls of minimize(closure): a micro-batch of N samples "
-          "makes a batch of {0} N on each rank, as in the guide",
-          k_steps);
+void WindowSamples::add(int64_t samples) {
+  smallest = micro_batches == 0 ? samples : std::min(smallest, samples);
+  largest = std::max(largest, samples);
+  sum += samples;
+  is_known &= samples > 0;
+  ++micro_batches;
+}
+
+std::string BatchArithmetic::product() const {
+  const bool is_even = own.smallest == own.largest;
+  if (is_local) {
+    auto line = std::string("batch of each rank = micro-batch x ");
+    if (own.is_known && is_even) {
+      line = format("batch {} of this rank = micro-batch {} x ", own.sum, own.smallest);
     }
-    return line;
+    line = own.is_known && !is_even
+               ? format("batch {} of this rank = {}", own.sum, micro_batches_text(own))
+               : line + format("{} accumulated", own.micro_batches);
+    return line + format("; with local SGD each of {} updates with its own", ranks_text(ranks));
   }
-  const int64_t least = samples / micro_batches;
-  const bool is_even = samples % micro_batches == 0 && samples * ranks == global_samples;
-  auto line = is_even ? format("global batch {} = micro-batch {} x {} accumulated x {}",
-                               global_samples, least, micro_batches, ranks_text(ranks))
-                      : format("global batch {} on {}; on this one {} = {} micro-batches of {}",
-                               global_samples, ranks_text(ranks), samples, micro_batches,
-                               samples % micro_batches == 0 ? format("{}", least)
-                                                            : format("{} or {}", least, least + 1));
-  if (k_steps > 1) {
-    line += format(
-        "; k_steps {0} splits the batch of {1} on each rank (in the guide N becomes {0} N: use "
-        "minimize(closure), or {0} times the batch size)",
-        k_steps, samples);
+  if (!own.is_known || !global_samples) {
+    return format("global batch = micro-batch x {} accumulated x {}", own.micro_batches,
+                  ranks_text(ranks));
   }
-  return line;
+  if (is_even && own.sum * ranks == *global_samples) {
+    return format("global batch {} = micro-batch {} x {} accumulated x {}", *global_samples,
+                  own.smallest, own.micro_batches, ranks_text(ranks));
+  }
+  return format("global batch {} on {}; on this one {} = {}", *global_samples, ranks_text(ranks),
+                own.sum, micro_batches_text(own));
+}
+
+std::string BatchArithmetic::text() const {
+  switch (form) {
+    case BatchForm::kSplit:
+      if (k_steps == 1) break;
+      return product() +
+             format(
+                 "; k_steps {0} splits the batch of {1} on each rank (in the guide N becomes "
+                 "{0} N: use minimize(closure), or {0} times the batch size)",
+                 k_steps, own.sum);
+    case BatchForm::kCalls:
+      if (k_steps == 1) break;
+      return product() +
+             format(
+                 "; k_steps {0} accumulates {0} calls of minimize(closure): a micro-batch of N "
+                 "samples makes a batch of {0} N on each rank, as in the guide",
+                 k_steps);
+    case BatchForm::kBackward:
+      if (own.micro_batches == 1) break;
+      return product() +
+             format(
+                 "; step() merges {0} calls of backward(loss): micro-batches of N samples make "
+                 "a batch of {0} N on each rank, as in the guide",
+                 own.micro_batches);
+  }
+  return product();
 }
 
 }  // namespace fleet

@@ -7,6 +7,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/text/format.h"
@@ -63,8 +64,11 @@ MicroBatchLoss read_loss(const Loss& loss, double mean_weight, int64_t samples) 
     throw Error("minimize", "the loss does not depend on any trainable parameter",
                 "do not compute it under NoGradGuard, from detached tensors, or by .item()");
   }
-  result.weight =
-      terms.size() > 1 && samples > 0 ? static_cast<double>(samples) : terms.front().weight;
+  if (terms.size() > 1 && samples > 0) {
+    result.weight = static_cast<double>(samples);
+  } else {  // a term without anything to average over says nothing of the others
+    for (const auto& term : terms) result.weight = std::max(result.weight, term.weight);
+  }
   return result;
 }
 
@@ -174,28 +178,55 @@ void LossNormalizer::keep_apart(const MicroBatchLoss& loss, double scale) {
   }
   std::vector<torch::Tensor> parameters;
   for (const auto& span : arena_.spans()) parameters.push_back(span.parameter);
+  const auto zero = torch::zeros({}, arena_.spans().front().gradient.options());
+  size_t last = 0;  // whose backward may free the graph
+  for (size_t t = 0; t < loss.terms.size(); ++t) {
+    if (loss.terms[t].value.requires_grad()) last = t;
+  }
+  drop_cleared();
   apart_.resize(loss.terms.size());
   for (size_t t = 0; t < loss.terms.size(); ++t) {
     const auto& term = loss.terms[t];
     auto& own = apart_[t];
-    if (own.gradients.empty()) {
-      own.divisor = term.weight > 0 ? term.weight : 1;
-      own.gradients.resize(parameters.size());
-    }
+    own.gradients.resize(parameters.size());
+    own.count(term.weight);
     if (!term.value.requires_grad()) continue;
     const auto value = term.value.element_size() < 4 ? term.value.to(torch::kFloat) : term.value;
-    const bool is_last = t + 1 == loss.terms.size();
     auto gradients = torch::autograd::grad({value * (term.to_sum / own.divisor * scale)},
-                                           parameters, {}, /*retain_graph=*/!is_last,
+                                           parameters, {}, /*retain_graph=*/t != last,
                                            /*create_graph=*/false, /*allow_unused=*/true);
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters.size(); ++i) {
-      if (!gradients[i].defined()) continue;
+      const auto gradient = std::exchange(gradients[i], {});
+      if (!gradient.defined()) continue;
       if (own.gradients[i].defined()) {
-        own.gradients[i].add_(gradients[i]);
-      } else {
-        own.gradients[i] = gradients[i].to_dense().to(arena_.spans()[i].gradient.scalar_type());
+        own.gradients[i].add_(gradient);
+      } else {  // copied: autograd's may be expanded, or one tensor for several parameters
+        const AllocationTag tag(allocation::kGradients);
+        own.gradients[i] = torch::zeros_like(arena_.spans()[i].gradient);
+        own.gradients[i].add_(gradient);
       }
+      if (!arena_.has_gradient(i)) arena_.add_gradient(i, zero);  // for zero_grad() to clear
+    }
+  }
+}
+
+// The divisor keeps gradients in the range of a mean's, for half.
+void LossNormalizer::Apart::count(double weight) {
+  if (weight == 0 || has_divisor) return;
+  const torch::NoGradGuard no_grad;
+  for (auto& gradient : gradients) {
+    if (gradient.defined()) gradient.div_(weight);
+  }
+  divisor = weight;
+  has_divisor = true;
+}
+
+// What torch's zero_grad() has cleared since (ParameterArena::take_cleared).
+void LossNormalizer::drop_cleared() {
+  for (auto& own : apart_) {
+    for (size_t i = 0; i < own.gradients.size(); ++i) {
+      if (!arena_.has_gradient(i)) own.gradients[i].reset();
     }
   }
 }
@@ -213,6 +244,7 @@ void LossNormalizer::complete() {
     }
   }
   agree_on_totals(weights_);
+  drop_cleared();
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     torch::Tensor sum;

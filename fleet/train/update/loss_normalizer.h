@@ -22,7 +22,9 @@ struct MicroBatchLoss {
     double sum = 0;
   };
   std::vector<Term> terms;
-  double weight = 0;  // of the micro-batch in reports, and in an average of local SGD
+  // Of the micro-batch in reports, and in an average of local SGD: with several terms its samples,
+  // or, where nobody knows them, the largest weight of a term.
+  double weight = 0;
 
   /// The terms' means over this micro-batch alone, added up.
   double mean() const;
@@ -92,6 +94,7 @@ class LossNormalizer {
  private:
   void agree_on_terms(double own_weight, int64_t own_terms);
   void agree_on_totals(const std::vector<double>& own);
+  void drop_cleared();
 
   ParameterArena& arena_;
   std::shared_ptr<comm::Communicator> comm_;
@@ -107,8 +110,11 @@ class LossNormalizer {
   std::vector<double> sums_;  // per term
   std::vector<double> weights_;
   struct Apart {
-    double divisor = 1;                         // what the term was divided by before its backwards
+    double divisor = 1;  // of the term before its backwards: the first weight that is not 0
+    bool has_divisor = false;
     std::vector<torch::Tensor> gradients = {};  // per span; undefined: none
+
+    void count(double weight);
   };
   std::vector<Apart> apart_;  // per term; empty: nothing is kept apart
   bool has_said_ = false;

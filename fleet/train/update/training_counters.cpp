@@ -16,6 +16,10 @@ const FieldList& fields_of(const TrainingCounters*) {
           field<&C::lr>("lr", "learning rate").at_least(0),
           field<&C::loss_normalizer>("loss_normalizer", "weight of a usual update").at_least(0),
           field<&C::loss_terms>("loss_terms", "terms of a loss").at_least(0),
+          field<&C::batch_samples>("batch_samples", "samples of this rank in an update")
+              .at_least(-1)
+              .in_unit("samples"),
+          field<&C::first_sample>("first_sample", "their place in the global batch").at_least(-1),
           field<&C::micro_batch_limit>("micro_batch_limit", "largest micro-batch that fits")
               .at_least(0)
               .in_unit("samples"),

@@ -19,6 +19,8 @@ struct TrainingCounters {
   double lr = 0;
   double loss_normalizer = 0;         ///< 0: not agreed on yet
   int64_t loss_terms = 0;             ///< that a loss has; 0: not agreed on yet
+  int64_t batch_samples = -1;         ///< of this rank when ranks agreed on places; -1: never
+  int64_t first_sample = -1;          ///< its place in the global batch; -1: to be agreed on
   int64_t micro_batch_limit = 0;      ///< samples, since more did not fit; 0: none
   int64_t micro_batch_preferred = 0;  ///< likewise, since more was slower
   GradScalerState scaler = {};

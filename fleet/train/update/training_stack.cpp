@@ -15,12 +15,11 @@
 #include "fleet/train/strategy_check.h"
 
 namespace fleet {
-namespace {}  // namespace
 
 TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
                              const DistributedStrategy& asked_strategy,
                              std::shared_ptr<comm::Communicator> all_ranks)
-    : comm(std::move(all_ranks)) {
+    : comm(std::move(all_ranks)), places(comm) {
   const auto remarks = check(asked_strategy, {.world_size = comm->size(),
                                               .optimizer_name = std::string(own_optimizer->name()),
                                               .weight_decay = own_weight_decay(*own_optimizer),
@@ -90,13 +89,10 @@ void TrainingStack::agree_on_seed() {
 }
 
 ops::RandomScope::Position TrainingStack::random_position(const MicroBatch& next) const {
-  constexpr int kCallsOfARank = 24;  // bits: 16 million samples in a window of unknown ones
-  const int64_t rank = comm->rank();
-  return {.seed = random_seed,
-          .update = attempts(),
-          .first_sample = next.batch_samples > 0 ? rank * next.batch_samples + next.begin
-                                                 : (rank << kCallsOfARank) + window_samples,
-          .samples = next.samples()};
+  auto position = places.position(next, window_samples);
+  position.seed = random_seed;
+  position.update = attempts();
+  return position;
 }
 
 void TrainingStack::build_local_sgd() {
@@ -176,6 +172,8 @@ TrainingCounters TrainingStack::counters() const {
           .lr = optimizer->lr(),
           .loss_normalizer = normalizer->agreed().loss_normalizer,
           .loss_terms = normalizer->agreed().terms,
+          .batch_samples = places.state().samples,
+          .first_sample = places.state().first,
           .micro_batch_limit = size.limit,
           .micro_batch_preferred = size.preferred,
           .scaler = amp ? amp->scaler().state() : GradScalerState{}};
@@ -192,6 +190,7 @@ void TrainingStack::set_counters(const TrainingCounters& counters) {
   total_seconds = counters.total_seconds;
   normalizer->set_agreed(
       {.loss_normalizer = counters.loss_normalizer, .terms = counters.loss_terms});
+  places.set_state({.samples = counters.batch_samples, .first = counters.first_sample});
   optimizer->set_steps(counters.updates);
   optimizer->set_lr(counters.lr);
   micro_batch->set_state({counters.micro_batch_limit, counters.micro_batch_preferred});

@@ -22,6 +22,7 @@
 #include "fleet/train/update/auto_micro_batch.h"
 #include "fleet/train/update/loss_normalizer.h"
 #include "fleet/train/update/mixed_precision.h"
+#include "fleet/train/update/sample_places.h"
 #include "fleet/train/update/training_counters.h"
 #include "fleet/train/update/update_hook.h"
 
@@ -53,8 +54,7 @@ struct TrainingStack {
   /// Ranks that skipped an update, or had fewer batches, continue with the others' schedule.
   void follow(const SyncReport& sync);
 
-  /// Where the random ops of a micro-batch's forward begin: of its samples in the global batch, as
-  /// ranks split that; or, where those are not known, in the order of calls.
+  /// Where the random ops of a micro-batch's forward begin.
   ops::RandomScope::Position random_position(const MicroBatch& next) const;
 
   /// Called after the hooks that are there; a name that is taken is an Error.
@@ -77,6 +77,7 @@ struct TrainingStack {
   std::unique_ptr<AutoMicroBatch> micro_batch;
   std::unique_ptr<LocalSgd> local;  // null: off
   std::unique_ptr<LossNormalizer> normalizer;
+  SamplePlaces places;
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
   std::vector<std::shared_ptr<UpdateHook>> hooks;

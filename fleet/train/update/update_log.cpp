@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/update/update_log.h"
 
-#include <cmath>
 #include <utility>
 
 #include "fleet/comm/rendezvous/peer_watch.h"
@@ -25,21 +24,21 @@ std::vector<std::string> names_of_ranks(const comm::Communicator& comm) {
 UpdateLog::UpdateLog(const TrainingStack& stack)
     : stack_(stack), stragglers_(stack.strategy.straggler_factor, names_of_ranks(*stack.comm)) {}
 
-void UpdateLog::batch(const UpdateReport& report, BatchForm form) {
-  if (has_said_batch_ || report.micro_batches == 0) return;
+void UpdateLog::batch(const WindowSamples& own, BatchForm form) {
+  if (has_said_batch_ || own.micro_batches == 0) return;
   has_said_batch_ = true;
-  // A mean counts samples, and shared gradients bring the sum over all ranks with them.
-  const bool is_agreed =
-      !stack_.is_local() && report.own_weight == static_cast<double>(report.samples);
-  const auto ranks = stack_.comm->size();
-  const BatchArithmetic arithmetic{
-      .form = form,
-      .samples = report.samples,
-      .global_samples = is_agreed ? std::llround(report.weight) : report.samples * ranks,
-      .micro_batches = report.micro_batches,
-      .k_steps = stack_.merge.calls_per_update(),
-      .ranks = ranks};
+  const BatchArithmetic arithmetic{.form = form,
+                                   .own = own,
+                                   .global_samples = global_samples_,
+                                   .k_steps = stack_.merge.calls_per_update(),
+                                   .ranks = stack_.comm->size(),
+                                   .is_local = is_local_};
   log::info("batch", arithmetic.text());
+}
+
+void UpdateLog::reduced(const ReducedMetadata& reduced) {
+  global_samples_ = reduced.samples;
+  is_local_ = reduced.ranks < stack_.comm->size();
 }
 
 void UpdateLog::kept_apart() {

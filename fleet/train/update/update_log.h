@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "fleet/train/update/batch_arithmetic.h"
 #include "fleet/train/update/straggler_watch.h"
 #include "fleet/train/update/training_stack.h"
-#include "fleet/train/update/update_report.h"
 
 namespace fleet {
 
@@ -17,7 +18,9 @@ class UpdateLog {
   explicit UpdateLog(const TrainingStack& stack);
 
   /// The batch arithmetic, with the first update: batches come from the program.
-  void batch(const UpdateReport& report, BatchForm form);
+  void batch(const WindowSamples& own, BatchForm form);
+  /// What ranks know of each other's samples in this update.
+  void reduced(const ReducedMetadata& reduced);
   /// Gradients of other backwards, kept out of the window.
   void kept_apart();
   /// Seconds of compute by rank, means over `updates` of them.
@@ -26,6 +29,8 @@ class UpdateLog {
  private:
   const TrainingStack& stack_;
   StragglerWatch stragglers_;
+  std::optional<int64_t> global_samples_;
+  bool is_local_ = false;
   bool has_said_batch_ = false;
   bool has_said_apart_ = false;
 };

@@ -24,7 +24,7 @@ struct UpdateReport {
   // counts once. `loss` and `weight` above overlap within windows and between averages.
   double own_loss = 0;     // mean
   double own_weight = 0;   // what it was averaged over
-  int64_t samples = 0;     // 0 with `minimize(closure)`, which does not know
+  int64_t samples = 0;     // 0: not known (`minimize(closure)`; `forward()` without a number)
   double lr = 0;           // the rate that was used
   double loss_scale = 1;   // the one that was used
   bool synced = false;     // local SGD: parameters were averaged after this update
