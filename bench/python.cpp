@@ -28,7 +28,7 @@ std::vector<Row> bench_python() {
                             "torchvision"});
     return rows;
   }
-  std::istringstream nets(setting("FLEET_BENCH_NETS", "bert-base,gpt2,vit,resnet50"));
+  std::istringstream nets(setting("FLEET_BENCH_NETS", "idle,bert-base,gpt2,vit,resnet50"));
   for (std::string model; std::getline(nets, model, ',');) {
     for (const auto& row : nlohmann::json::parse(python.ask(model))) {
       const double ours = row[1], theirs = row[3];

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include <torch/types.h>
+
 #include "fleet/core/model_handle.h"
 #include "fleet/core/parameter_arena.h"
 
@@ -47,5 +49,17 @@ struct LeftOut {
 };
 void leave_out(std::string_view area, const ModelHandle& model, const ParameterArena& arena,
                const LeftOut& left_out, std::vector<SpanSettings>& settings);
+
+/// A parameter and all names that it has.
+struct NamedParameter {
+  std::vector<std::string> names;
+  torch::Tensor tensor;
+};
+/// The same without an arena: for each parameter, whether it is left out of decay. `model` null:
+/// nobody knows the modules, so that norm layers are those with one dimension, and 'batch_norm' is
+/// an error.
+std::vector<bool> left_out_of(std::string_view area, const ModelHandle* model,
+                              const std::vector<NamedParameter>& parameters,
+                              const LeftOut& left_out);
 
 }  // namespace fleet::optim

@@ -8,6 +8,7 @@
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/torch/interception.h"
 #include "fleet/optim/passes/gradient_health.h"
 #include "fleet/snapshot/hand_over.h"
 #include "fleet/train/update/accumulation_window.h"
@@ -95,7 +96,8 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
   if (s.normalizer->must_keep_apart()) {
     s.normalizer->keep_apart(loss, s.loss_scale());
   } else {
-    s.normalizer->scaled(loss, s.loss_scale()).backward();
+    const auto scaled = s.normalizer->scaled(loss, s.loss_scale());
+    compat::run_autograd([&] { scaled.backward(); });
   }
   s.arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
   if (s.memory) s.memory->end_backward();

@@ -137,10 +137,28 @@ struct MemoryBudget::State {
   explicit State(const MemoryBudgetOptions& options)
       : strategy(configs_of(options), is_initialized() ? world()->ranks_on_host() : 1) {}
 
-  // Backward ended, on whichever thread.
-  void end(bool succeeded) {
+  // A forward whose backward never came is forgotten.
+  void drop_pending() {
     const std::scoped_lock lock(mutex);
-    if (!std::exchange(waits_for_backward, false)) return;
+    if (std::exchange(waits_for_backward, false)) strategy.forget();
+    ++forwards;
+    enforced.reset();
+  }
+
+  // Inside the first backward of the graph of that forward, on whichever thread. False: not one
+  // that ends the step.
+  bool begin_backward(int64_t of_forward, bool& is_inside) {
+    const std::scoped_lock lock(mutex);
+    if (of_forward != forwards) return false;
+    is_inside = !waits_for_backward;
+    if (is_inside) return false;
+    enforced = std::make_unique<MemoryStrategy::Enforced>(&strategy);
+    return true;
+  }
+
+  void end_backward(int64_t of_forward, bool succeeded) {
+    const std::scoped_lock lock(mutex);
+    if (of_forward != forwards || !std::exchange(waits_for_backward, false)) return;
     const auto in_force = std::exchange(enforced, nullptr);
     if (succeeded) {
       strategy.end_backward();
@@ -162,9 +180,9 @@ struct MemoryBudget::State {
   std::recursive_mutex mutex;
   MemoryStrategy strategy;
   OutsideMemory outside;
-  std::unique_ptr<MemoryStrategy::Enforced> enforced;  // of a `Forward`
-  bool waits_for_backward = false;
-  int next_backward = 0;  // of compat::on_next_backward
+  std::unique_ptr<MemoryStrategy::Enforced> enforced;  // in a `Forward`, and in its backward
+  int64_t forwards = 0;             // the number of the last, and of those that were dropped
+  bool waits_for_backward = false;  // the last
   MemoryReport report;
   int64_t attempts = 0;
 };
@@ -173,8 +191,7 @@ MemoryBudget::MemoryBudget(const MemoryBudgetOptions& options)
     : state_(std::make_shared<State>(options)) {}
 
 MemoryBudget::~MemoryBudget() {
-  compat::forget_next_backward(state_->next_backward);
-  state_->enforced.reset();
+  state_->drop_pending();
   state_.reset();
   auto& allocator = memory::BudgetAllocator::cpu();
   if (!allocator.is_on()) allocator.trim();
@@ -183,6 +200,7 @@ MemoryBudget::~MemoryBudget() {
 torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
                                  const StepOptions& options) {
   auto& state = *state_;
+  state.drop_pending();
   const MemoryStrategy::Enforced enforced(&state.strategy);
   const auto generator = GeneratorState::of_default();
   LeafGradients gradients;
@@ -203,7 +221,7 @@ torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
       if (options.backward) {
         options.backward(value);
       } else {
-        value.backward();
+        compat::run_autograd([&] { value.backward(); });
       }
       state.strategy.end_backward();
       state.report = state.strategy.report_of_call(/*updated=*/true, /*window_is_open=*/false);
@@ -234,6 +252,7 @@ torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
 
 struct MemoryBudget::Forward::State {
   std::shared_ptr<MemoryBudget::State> budget;
+  std::optional<compat::BackwardWatch> watch;
   std::optional<MemoryStrategy::Forward> forward;
   std::shared_ptr<bool> had_backward = std::make_shared<bool>(false);
 };
@@ -243,23 +262,18 @@ MemoryBudget::Forward::Forward(std::unique_ptr<State> state) : state_(std::move(
 std::unique_ptr<MemoryBudget::Forward> MemoryBudget::forward(int64_t samples) {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  if (std::exchange(state.waits_for_backward, false)) state.strategy.forget();  // it never came
-  compat::forget_next_backward(state.next_backward);
-  state.enforced.reset();
+  state.drop_pending();
   state.enforced = std::make_unique<MemoryStrategy::Enforced>(&state.strategy);
   state.attempts = 1;
   auto result = std::make_unique<Forward::State>();
   result->budget = state_;
   const std::weak_ptr<State> weak = state_;
-  state.next_backward = compat::on_next_backward([weak, had = result->had_backward] {
+  const auto number = state.forwards;
+  result->watch.emplace([weak, number, had = result->had_backward] {
     const auto budget = weak.lock();
-    if (!budget) return;
-    if (!budget->waits_for_backward) {
-      *had = true;
-      return;
-    }
-    compat::on_backward_end([weak](bool succeeded) {
-      if (const auto living = weak.lock()) living->end(succeeded);
+    if (!budget || !budget->begin_backward(number, *had)) return;
+    compat::on_backward_end([weak, number](bool succeeded) {
+      if (const auto living = weak.lock()) living->end_backward(number, succeeded);
     });
   });
   result->forward.emplace(&state.strategy, samples);
@@ -277,6 +291,7 @@ void MemoryBudget::Forward::finish() {
     budget.enforced.reset();
     budget.report = budget.strategy.report_of_call(/*updated=*/true, /*window_is_open=*/false);
   } else {
+    budget.enforced.reset();  // until backward begins: what lies between is no part of the step
     budget.waits_for_backward = true;
   }
   state_.reset();
@@ -287,7 +302,6 @@ MemoryBudget::Forward::~Forward() {
   auto& budget = *state_->budget;
   const std::scoped_lock lock(budget.mutex);
   state_->forward.reset();
-  compat::forget_next_backward(budget.next_backward);
   budget.enforced.reset();
   budget.give_up();
 }

@@ -56,9 +56,10 @@ class MemoryBudget {
   torch::Tensor step(const std::function<torch::Tensor()>& loss) { return step(loss, {}); }
 
   /// For loops that call backward themselves: record the forward while it lives, then call
-  /// backward. The budget is in force from here to the end of the first backward that follows. A
-  /// backward that runs before `finish` is within the budget too, but such a step is never planned.
-  /// Where memory is short, the exception goes to the caller, whose next try evicts more.
+  /// backward. The budget is in force while it lives, and during the first backward of its graph; a
+  /// forward that gets none costs nothing. A backward that runs before `finish` is within the
+  /// budget too, but such a step is never planned. Where memory is short, the exception goes to the
+  /// caller, whose next try evicts more.
   class Forward {
    public:
     ~Forward();  // without finish(): the forward failed

@@ -37,12 +37,13 @@ from fleet._C import (
     worker_num,
 )
 from fleet import optim
-from fleet._attach import attach as _attach
+from fleet._attach import Attachment, attach as _attach
 from fleet._plan import plan
 
 MemoryBudget.attach = _attach
 
 __all__ = [
+    "Attachment",
     "DataPosition",
     "DistributedOptimizer",
     "DistributedStrategy",

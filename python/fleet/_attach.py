@@ -1,35 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """MemoryBudget.attach: for training loops that are not one's own."""
 
-import sys
+import functools
+import types
 
 import torch
 
 
-class Attachment:
-    """Of a budget to a model, by hooks of torch.nn.Module; `remove` ends it."""
+class _Forward:
+    """Takes the place of model.forward. Copies of the model have their own, without a budget."""
 
     def __init__(self, budget, model):
-        self._budget, self._forward = budget, None
-        self._hooks = [
-            model.register_forward_pre_hook(self._enter, prepend=True),
-            model.register_forward_hook(self._leave, always_call=True),
-        ]
+        functools.update_wrapper(self, model.forward)
+        self.budget, self.model = budget, model
+
+    def __call__(self, *args, **kwargs):
+        if self.budget is None or not (self.model.training and torch.is_grad_enabled()):
+            return self.__wrapped__(*args, **kwargs)
+        with self.budget.forward():
+            return self.__wrapped__(*args, **kwargs)
+
+    def __deepcopy__(self, memo):
+        copy = memo.get(id(self.model))
+        return types.MethodType(type(self.model).forward, copy) if copy is not None else self
+
+    def __reduce__(self):
+        return getattr, (self.model, "forward")
+
+
+class Attachment:
+    """Of a budget to a model. Made by MemoryBudget.attach."""
+
+    def __init__(self, budget, model):
+        self._before = vars(model).get("forward")
+        self._forward = model.forward = _Forward(budget, model)
 
     def remove(self):
-        for hook in self._hooks:
-            hook.remove()
-
-    def _enter(self, module, inputs):
-        if module.training and torch.is_grad_enabled():
-            self._forward = self._budget.forward()
-            self._forward.__enter__()
-
-    def _leave(self, module, inputs, output):
-        forward, self._forward = self._forward, None
-        if forward is not None:
-            failed = output is None  # hooks that are always called see an exception so
-            forward.__exit__(*(sys.exc_info() if failed else (None, None, None)))
+        """Ends it."""
+        model = self._forward.model
+        self._forward.budget = None
+        if vars(model).get("forward") is not self._forward:
+            return  # somebody has wrapped it since, and calls it
+        if self._before is None:
+            del model.forward
+        else:
+            model.forward = self._before
 
 
 def attach(self, model):
@@ -40,8 +55,9 @@ def attach(self, model):
         trainer.train()
         attachment.remove()
 
-    As `with budget.forward()` around each call of the model: where memory is short,
-    torch.OutOfMemoryError is raised, and the next step evicts more. Each forward must have a backward
-    of its own before the next one; calls in eval mode and under no_grad are not touched.
+    As `with budget.forward()` around each call of model.forward: where memory is short,
+    torch.OutOfMemoryError is raised, and the next step evicts more. A forward may stay without a
+    backward; of several before one backward, the last counts. Calls in eval mode and under no_grad are
+    not touched.
     """
     return Attachment(self, model)

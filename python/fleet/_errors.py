@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exceptions of the C++ library."""
 
+import sys
+
 
 class Error(RuntimeError):
     """A mistake that can be mended, or a failure. `fix` says what to do."""
@@ -20,3 +22,20 @@ class Stopped(SystemExit):
 
 
 Error.__module__ = UsageError.__module__ = Stopped.__module__ = "fleet"
+
+
+def _chain(before):
+    """A UsageError that nobody catches ends a program as it ends those in C++: with its message and
+    exit code 2, after which fleetrun does not try again. Interactive sessions go on."""
+
+    def hook(kind, value, traceback):
+        if not issubclass(kind, UsageError) or hasattr(sys, "ps1") or sys.flags.interactive:
+            return before(kind, value, traceback)
+        sys.stdout.flush()
+        print(f"error: {value}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+    return hook
+
+
+sys.excepthook = _chain(sys.excepthook)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans without running: the model's forward on meta tensors, which have shapes and no numbers."""
 
+from collections.abc import Mapping
+
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -27,8 +29,8 @@ def plan(model, inputs, budget, *, loss=None, gflops=200.0, bandwidth=20.0):
     Counts parameters, gradients, inputs and activations, and no optimizer state. Raises fleet.Error
     where no plan fits, with the least budget that would do; or where the model needs numbers.
     """
-    if isinstance(inputs, dict):
-        args, kwargs = (), inputs
+    if isinstance(inputs, Mapping):  # the BatchEncoding of a tokenizer too
+        args, kwargs = (), dict(inputs)
     elif isinstance(inputs, (tuple, list)):
         args, kwargs = tuple(inputs), {}
     else:

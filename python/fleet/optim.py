@@ -15,11 +15,16 @@ __all__ = ["SGD", "Momentum", "Adam", "AdamW", "Lars", "Lamb"]
 
 
 class _Optimizer(torch.optim.Optimizer):
+    _area = ""  # of LARS and LAMB
     _states = ()  # names of the state tensors
 
     def __init__(self, params, defaults):
         self.model = params if isinstance(params, torch.nn.Module) else None
-        super().__init__(self.model.named_parameters() if self.model else params, defaults)
+        self._left_out_of = {}
+        super().__init__(self.model.named_parameters() if self.model is not None else params, defaults)
+        if self._area:
+            for group in self.param_groups:
+                self._left_out(group, [])  # names and rules that are unknown are errors from the start
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -45,6 +50,20 @@ class _Optimizer(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
         return state
 
+    def _left_out(self, group, params):
+        """Of LARS and LAMB: whether each is left out of decay, as C++ decides from names and modules."""
+        groups = [(p, name) for g in self.param_groups for p, name in zip(g["params"], g.get("param_names") or [""] * len(g["params"]))]
+        key = (tuple(group["exclude_from_weight_decay"]), group["rule"], *(id(p) for p, _ in groups))
+        if key not in self._left_out_of:
+            names = [name for _, name in groups] if all("param_names" in g for g in self.param_groups) else []
+            every = [p for p, _ in groups]
+            flags = _kernels.left_out(self._area, self.model, names, every, list(key[0]), key[1])
+            self._left_out_of[key] = {id(p): flag for p, flag in zip(every, flags)}
+        return [self._left_out_of[key][id(p)] for p in params]
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "model": self.model, "_left_out_of": {}}
+
     def _update(self, group, params, grads, columns, states):
         raise NotImplementedError
 
@@ -54,15 +73,6 @@ def _count(states):
         state.setdefault("step", torch.tensor(0.0))
         state["step"] += 1
     return [int(state["step"]) for state in states]
-
-
-def _left_out(group, params, excludes_bias_and_norm):
-    """Biases, parameters of norm layers, and those with one of the names."""
-    parts = group["exclude_from_weight_decay"]
-    names = {id(p): name for p, name in zip(group["params"], group.get("param_names", []))}
-    if parts and not names:
-        raise Error("[optim] exclude_from_weight_decay is a list of names, and the parameters have none\n  fix: make the optimizer with model.named_parameters(), or with the model")
-    return [(excludes_bias_and_norm and p.dim() <= 1) or any(part in names[id(p)] for part in parts) for p in params]
 
 
 class SGD(_Optimizer):
@@ -116,17 +126,17 @@ class Lars(_Optimizer):
     Biases and norms are left out of decay and ratio unless the rule says otherwise.
     """
 
+    _area = "LARS"
     _states = ("momentum_buffer",)
 
     def __init__(self, params, lr=0.01, momentum=0.9, *, lars_coeff=0.001, lars_weight_decay=0.0005, epsilon=0.0, use_nesterov=False, exclude_from_weight_decay=(), rule="fleet"):
-        self._excludes = _kernels.lars_excludes_bias_and_norm(rule)
         super().__init__(
             params,
             dict(lr=lr, momentum=momentum, lars_coeff=lars_coeff, lars_weight_decay=lars_weight_decay, epsilon=epsilon, nesterov=use_nesterov, exclude_from_weight_decay=list(exclude_from_weight_decay), rule=rule),
         )
 
     def _update(self, group, params, grads, columns, states):
-        out = _left_out(group, params, self._excludes)
+        out = self._left_out(group, params)
         _kernels.lars(params, grads, *columns, out, float(group["lr"]), group["momentum"], group["lars_coeff"], group["lars_weight_decay"], group["epsilon"], group["nesterov"], group["rule"])
 
 
@@ -137,15 +147,15 @@ class Lamb(_Optimizer):
     (docs/strategies/lamb.md). Biases and norms are left out unless the rule says otherwise.
     """
 
+    _area = "LAMB"
     _states = ("exp_avg", "exp_avg_sq")
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), epsilon=1e-6, *, lamb_weight_decay=0.01, exclude_from_weight_decay=(), rule="fleet"):
-        self._excludes = _kernels.lamb_excludes_bias_and_norm(rule)
         super().__init__(
             params,
             dict(lr=lr, betas=betas, epsilon=epsilon, lamb_weight_decay=lamb_weight_decay, exclude_from_weight_decay=list(exclude_from_weight_decay), rule=rule),
         )
 
     def _update(self, group, params, grads, columns, states):
-        out = _left_out(group, params, self._excludes)
+        out = self._left_out(group, params)
         _kernels.lamb(params, grads, *columns, _count(states), out, float(group["lr"]), *group["betas"], group["epsilon"], group["lamb_weight_decay"], group["rule"])

@@ -12,7 +12,6 @@
 #include "fleet/memory/replay/replay.h"
 #include "fleet/train/memory_budget.h"
 
-#include "backward.h"
 #include "bindings.h"
 #include "plan_view.h"
 
@@ -67,8 +66,7 @@ torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples
     PyGC_Collect();  // frames that refer to each other hold tensors
     call->generators.restore();
   };
-  return budget.step(
-      forward, {.samples = samples, .backward = &call_backward, .before_retry = before_retry});
+  return budget.step(forward, {.samples = samples, .before_retry = before_retry});
 }
 
 // `with budget.forward():`
@@ -198,7 +196,7 @@ For loops that call backward themselves:
         loss = model(**batch).loss
     loss.backward()
 
-The budget is in force until that backward ends. Where memory is short, torch.OutOfMemoryError is
+The budget is in force in the block and in that backward. Where memory is short, torch.OutOfMemoryError is
 raised, and the next step evicts more. A backward inside the block is within the budget too, but
 such steps are never planned.
 )")

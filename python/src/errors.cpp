@@ -5,9 +5,9 @@
 #include "fleet/core/error_message.h"
 #include "fleet/core/process/stop_request.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_exceeded.h"
 
-#include "backward.h"
 #include "bindings.h"
 
 namespace fleet::python {
@@ -22,24 +22,31 @@ Types& types() {
   return *all;
 }
 
-void translate(std::exception_ptr thrown) {
+// Fleet's own, for all modules: an op or a hook of Fleet's may be called by a function of torch's.
+void translate_own(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
-  } catch (python_error& error) {  // a Python exception that went through LibTorch
-    error.restore();
   } catch (const UsageError& error) {
     PyErr_SetString(types().usage_error.ptr(), error.what());
   } catch (const Error& error) {
     PyErr_SetString(types().error.ptr(), error.what());
   } catch (const Stopped&) {
-    constexpr int kExitCode = 143;  // as run_main has it
-    PyErr_SetObject(types().stopped.ptr(), py::int_(kExitCode).ptr());
+    PyErr_SetObject(types().stopped.ptr(), py::int_(Stopped::kExitCode).ptr());
+  }
+}
+
+// Torch's, in functions of this module only.
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
   } catch (const c10::OutOfMemoryError& error) {
     PyErr_SetString(types().out_of_memory.ptr(), error_message(error).c_str());
-  } catch (const c10::IndexError& error) {
-    PyErr_SetString(PyExc_IndexError, error_message(error).c_str());
-  } catch (const c10::Error& error) {
-    PyErr_SetString(PyExc_RuntimeError, error_message(error).c_str());
+  } catch (const python_error&) {  // a Python exception that went through LibTorch
+    torch::translate_exception_to_python(thrown);
+  } catch (const c10::Error&) {
+    torch::translate_exception_to_python(thrown);
+  } catch (const torch::PyTorchError&) {
+    torch::translate_exception_to_python(thrown);
   }
 }
 
@@ -48,6 +55,22 @@ void translate(std::exception_ptr thrown) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   if (text.find("the budget is") != std::string::npos) throw memory::BudgetExceeded(here, text);
   throw c10::OutOfMemoryError(here, text);
+}
+
+// Out of memory in Python's hooks and functions comes out as C++ throws it. Without the GIL.
+void run_autograd(const std::function<void()>& work) {
+  std::string text;
+  try {
+    work();
+    return;
+  } catch (python_error& error) {
+    const py::gil_scoped_acquire gil;
+    error.restore();
+    py::error_already_set python;
+    if (!python.matches(types().out_of_memory)) throw python;
+    text = py::str(python.value());
+  }
+  throw_out_of_memory(text);
 }
 
 }  // namespace
@@ -61,21 +84,6 @@ py::object call_python(const py::object& fn) {
     text = py::str(error.value());
   }
   throw_out_of_memory(text);  // without the Python exception
-}
-
-void call_backward(const torch::Tensor& loss) {
-  std::string text;
-  try {
-    loss.backward();
-    return;
-  } catch (python_error& error) {
-    const py::gil_scoped_acquire gil;
-    error.restore();
-    py::error_already_set python;
-    if (!python.matches(types().out_of_memory)) throw python;
-    text = py::str(python.value());
-  }
-  throw_out_of_memory(text);
 }
 
 torch::Tensor loss_tensor(const py::object& result) {
@@ -93,7 +101,9 @@ void bind_errors() {
   all.usage_error = errors.attr("UsageError");
   all.stopped = errors.attr("Stopped");
   all.out_of_memory = py::module_::import("torch").attr("OutOfMemoryError");
-  py::register_exception_translator(&translate);
+  py::register_exception_translator(&translate_own);
+  py::register_local_exception_translator(&translate);
+  compat::set_autograd_runner(&run_autograd);
 }
 
 }  // namespace fleet::python

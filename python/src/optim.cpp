@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
+#include "fleet/optim/parameter_group.h"
 #include "fleet/optim/passes/tensor_updates.h"
 
 #include "bindings.h"
+#include "module_mirror.h"
 
 namespace fleet::python {
 namespace {
@@ -40,6 +42,28 @@ void run(Rule<Options> rule, const Updates& updates, const Options& options) {
 
 std::vector<std::string> texts(const std::vector<std::string_view>& names) {
   return {names.begin(), names.end()};
+}
+
+// Of LARS or LAMB: for each parameter, whether it is left out. `model` may be None, `names` empty.
+std::vector<bool> left_out(const std::string& area, const py::object& model,
+                           const std::vector<std::string>& names, const Tensors& tensors,
+                           const std::vector<std::string>& parts, const std::string& rule) {
+  if (names.empty() && !parts.empty()) {
+    throw UsageError(area,
+                     "exclude_from_weight_decay is a list of names, and the parameters have none",
+                     "make the optimizer with model.named_parameters(), or with the model");
+  }
+  std::vector<optim::NamedParameter> parameters;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    parameters.push_back({{names.empty() ? "" : names[i]}, tensors[i]});
+  }
+  std::optional<ModelHandle> handle;
+  if (!model.is_none()) handle.emplace(mirror(model));
+  return optim::left_out_of(
+      area, handle ? &*handle : nullptr, parameters,
+      {.names = parts,
+       .bias_and_norm = area == "LARS" ? optim::lars_rule(rule).exclude_bias_and_norm
+                                       : optim::lamb_rule(rule).exclude_bias_and_norm});
 }
 
 }  // namespace
@@ -124,10 +148,7 @@ void bind_optim(py::module_& m) {
       },
       "values"_a, "gradients"_a, "moment1"_a, "moment2"_a, "updates"_a, "is_left_out"_a, "lr"_a,
       "beta1"_a, "beta2"_a, "epsilon"_a, "lamb_weight_decay"_a, "rule"_a);
-  o.def("lars_excludes_bias_and_norm",
-        [](const std::string& rule) { return optim::lars_rule(rule).exclude_bias_and_norm; });
-  o.def("lamb_excludes_bias_and_norm",
-        [](const std::string& rule) { return optim::lamb_rule(rule).exclude_bias_and_norm; });
+  o.def("left_out", &left_out, "area"_a, "model"_a, "names"_a, "tensors"_a, "parts"_a, "rule"_a);
   o.def("lars_rules", [] { return texts(optim::lars_rule_names()); });
   o.def("lamb_rules", [] { return texts(optim::lamb_rule_names()); });
 }

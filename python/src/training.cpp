@@ -38,24 +38,97 @@ Loss loss_of(const py::object& result) {
   return terms;
 }
 
-// Tensors in tuples, lists and dictionaries, with the samples in their first dimension.
+// Together with the optimizer of fleet.optim that it was made of, to whose param_groups schedulers
+// of torch write. What cannot be followed is an error.
+class PythonOptimizer : public DistributedOptimizer {
+ public:
+  PythonOptimizer(DistributedOptimizer optimizer, py::object source)
+      : DistributedOptimizer(std::move(optimizer)), source_(std::move(source)), last_lr_(lr()) {
+    for (const auto& [name, value] : source_.attr("defaults").cast<py::dict>()) {
+      const bool is_followed = name.cast<std::string>() == "lr";
+      if (!is_followed && group().contains(name)) options_[name] = group()[name];
+    }
+  }
+
+  // Before each call. The rate is that of whoever has changed it last.
+  void follow_source() {
+    check_state(source_);
+    for (const auto& [name, value] : options_) {
+      const py::object now = group()[name];
+      if (now.equal(value)) continue;
+      throw UsageError(
+          "optim",
+          format("'{}' of the optimizer's param_groups is {} now, and strategies train "
+                 "on with {}: of what param_groups hold they follow the learning rate",
+                 std::string(py::str(name)), std::string(py::str(now)),
+                 std::string(py::str(value))),
+          "give it its value before fleet.distributed_optimizer");
+    }
+    const auto now = py::float_(group()["lr"]).cast<double>();
+    if (now != last_lr_) {
+      set_lr(now);
+    } else if (lr() != now) {
+      group()["lr"] = lr();
+    }
+    last_lr_ = lr();
+  }
+  double current_lr() {
+    follow_source();
+    return lr();
+  }
+  void change_lr(double value) {
+    set_lr(value);
+    group()["lr"] = last_lr_ = value;
+  }
+  // Schedulers of torch warn when they are called before it.
+  UpdateReport stepped(UpdateReport report) {
+    source_.attr("_opt_called") = true;
+    return report;
+  }
+
+  static void check_state(const py::object& source) {
+    const auto count = py::len(source.attr("state"));
+    if (count == 0) return;
+    throw UsageError("optim",
+                     format("the optimizer has state of its own for {} parameters, from "
+                            "load_state_dict or its own step(), which strategies do not use",
+                            count),
+                     "make it anew with the model, and leave steps to the distributed optimizer; "
+                     "fleet.Snapshots saves and resumes its state");
+  }
+
+ private:
+  py::dict group() const { return source_.attr("param_groups")[py::int_(0)]; }
+
+  py::object source_;
+  py::dict options_;
+  double last_lr_;
+};
+
+// Calls `fn` for every leaf of tuples, lists, dictionaries, and of what wraps a dictionary, such as
+// the BatchEncoding of a tokenizer; returns a tree of what it returns.
+py::object map_leaves(const py::object& tree, const std::function<py::object(py::object)>& fn) {
+  const auto user_dict = py::module_::import("collections").attr("UserDict");
+  const py::cpp_function is_wrapped(
+      [&](const py::object& node) { return py::isinstance(node, user_dict); });
+  const py::cpp_function visit([&](const py::object& leaf) -> py::object {
+    if (!py::isinstance(leaf, user_dict)) return fn(leaf);
+    auto copy = py::module_::import("copy").attr("copy")(leaf);
+    copy.attr("data") = map_leaves(leaf.attr("data"), fn);
+    return copy;
+  });
+  return py::module_::import("torch.utils._pytree")
+      .attr("tree_map")(visit, tree, py::arg("is_leaf") = is_wrapped);
+}
+
+// Tensors in a tree, with the samples in their first dimension.
 class Batch {
  public:
   explicit Batch(py::object tree) : tree_(std::move(tree)) {
-    const auto leaves = pytree().attr("tree_leaves")(tree_);
-    for (const auto& leaf : leaves) {
-      if (!THPVariable_Check(leaf.ptr())) continue;
-      const auto& tensor = THPVariable_Unpack(leaf.ptr());
-      if (tensor.dim() == 0) continue;
-      if (samples_ >= 0 && tensor.size(0) != samples_) {
-        throw UsageError("batch",
-                         format("tensors of the batch have {} and {} samples in their first "
-                                "dimension",
-                                samples_, tensor.size(0)),
-                         "put the samples first in every tensor");
-      }
-      samples_ = tensor.size(0);
-    }
+    map_leaves(tree_, [&](py::object leaf) {
+      if (THPVariable_Check(leaf.ptr())) count(THPVariable_Unpack(leaf.ptr()));
+      return leaf;
+    });
     if (samples_ < 0) {
       throw UsageError("batch", "the batch has no tensor with samples",
                        "use minimize(loss) for what is not a tensor, or a tuple or dictionary of "
@@ -67,12 +140,11 @@ class Batch {
   // Called by C++, without the GIL.
   Batch slice(int64_t begin, int64_t end) const {
     const py::gil_scoped_acquire gil;
-    const py::cpp_function cut([begin, end](const py::object& leaf) -> py::object {
+    return Batch(map_leaves(tree_, [&](py::object leaf) -> py::object {
       if (!THPVariable_Check(leaf.ptr())) return leaf;
       const auto& tensor = THPVariable_Unpack(leaf.ptr());
       return tensor.dim() == 0 ? leaf : py::cast(tensor.narrow(0, begin, end - begin));
-    });
-    return Batch(pytree().attr("tree_map")(cut, tree_));
+    }));
   }
   const py::object& tree() const { return tree_; }
 
@@ -87,15 +159,27 @@ class Batch {
   Batch(Batch&&) = default;
 
  private:
-  static py::module_ pytree() { return py::module_::import("torch.utils._pytree"); }
+  void count(const torch::Tensor& tensor) {
+    if (tensor.dim() == 0) return;
+    if (samples_ >= 0 && tensor.size(0) != samples_) {
+      throw UsageError("batch",
+                       format("tensors of the batch have {} and {} samples in their first "
+                              "dimension",
+                              samples_, tensor.size(0)),
+                       "put the samples first in every tensor");
+    }
+    samples_ = tensor.size(0);
+  }
+
   py::object tree_;
   int64_t samples_ = -1;
 };
 
-UpdateReport minimize(DistributedOptimizer& self, const py::object& first, const py::object& loss) {
+UpdateReport minimize(PythonOptimizer& self, const py::object& first, const py::object& loss) {
+  self.follow_source();
   if (loss.is_none()) {
     const py::gil_scoped_release no_gil;
-    return self.minimize([&]() -> Loss {
+    return self.DistributedOptimizer::minimize([&]() -> Loss {
       const py::gil_scoped_acquire gil;
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
       return loss_of(call_python(first));
@@ -148,8 +232,9 @@ std::unique_ptr<optim::Optimizer> optimizer_of(const py::object& python) {
         "make it with the model alone: fleet.optim.Adam(model, lr=...)");
   }
   const auto group = groups[0].cast<py::dict>();
+  PythonOptimizer::check_state(python);
   const auto model = mirror(python.attr("model"));
-  const double lr = at<double>(group, "lr");
+  const auto lr = py::float_(group["lr"]).cast<double>();
   if (is("Lamb")) {
     const auto betas = at<std::pair<double, double>>(group, "betas");
     return std::make_unique<optim::Lamb>(
@@ -257,15 +342,21 @@ void bind_training(py::module_& m) {
       .def("__enter__", &ForwardContext::enter)
       .def("__exit__", &ForwardContext::exit);
 
-  py::class_<DistributedOptimizer>(m, "DistributedOptimizer", R"(
+  py::class_<PythonOptimizer>(m, "DistributedOptimizer", R"(
 Trains one model as a strategy says. Made by fleet.distributed_optimizer.
 
     report = optimizer.minimize(batch, lambda part: loss_of(model(part["x"]), part["y"]))
 
 All ranks make the same calls. The closure returns the mean loss, or (sum, weight), or a list of such
-pairs. The model must not be moved, converted or loaded afterwards.
+pairs. The model must not be moved, converted or loaded afterwards. Schedulers of torch may change the
+learning rate in the param_groups of the optimizer that it was made of.
 )")
-      .def("minimize", &minimize, py::arg("batch"), py::arg("loss") = py::none(), R"(
+      .def(
+          "minimize",
+          [](PythonOptimizer& self, const py::object& batch, const py::object& loss) {
+            return self.stepped(minimize(self, batch, loss));
+          },
+          py::arg("batch"), py::arg("loss") = py::none(), R"(
 minimize(batch, loss): forward, backward, reduce, update. `batch`: tensors in tuples, lists or
 dictionaries, samples first; gradient merge and a lack of memory split it, and loss(part) gets the parts.
 minimize(loss): the same for a closure without arguments; with gradient merge, k_steps calls make an
@@ -273,38 +364,59 @@ update.
 )")
       .def(
           "forward",
-          [](DistributedOptimizer& self, int64_t samples) { return ForwardContext(self, samples); },
+          [](PythonOptimizer& self, int64_t samples) { return ForwardContext(self, samples); },
           py::keep_alive<0, 1>(), py::kw_only(), py::arg("samples") = 0,
           "Around the forward of a loss that goes to `backward`: amp, recompute.")
       .def(
           "backward",
-          [](DistributedOptimizer& self, const py::object& loss, bool is_last) {
+          [](PythonOptimizer& self, const py::object& loss, bool is_last) {
+            self.follow_source();
             const Loss value = loss_of(loss);
             const py::gil_scoped_release no_gil;
             return self.backward(value, {.is_last = is_last});
           },
           py::arg("loss"), py::kw_only(), py::arg("is_last") = false,
           "Adds the gradients of one micro-batch to the window.")
-      .def("step", py::overload_cast<>(&DistributedOptimizer::step), Release(),
-           "Reduces what `backward` has gathered, and updates.")
+      .def(
+          "step",
+          [](PythonOptimizer& self) {
+            self.follow_source();
+            const auto step = [&] {
+              const py::gil_scoped_release no_gil;
+              return self.step();
+            };
+            return self.stepped(step());
+          },
+          "Reduces what `backward` has gathered, and updates.")
       .def("zero_grad", &DistributedOptimizer::zero_grad, "Forgets the window.")
-      .def("end_epoch", &DistributedOptimizer::end_epoch, Release(),
-           "Updates with the micro-batches of an open window; with local SGD, averages.")
+      .def(
+          "end_epoch",
+          [](PythonOptimizer& self) {
+            self.follow_source();
+            const py::gil_scoped_release no_gil;
+            return self.end_epoch();
+          },
+          "Updates with the micro-batches of an open window; with local SGD, averages.")
       .def("sync", &DistributedOptimizer::sync, Release(), "With local SGD, averages now.")
-      .def_property("lr", &DistributedOptimizer::lr, &DistributedOptimizer::set_lr, "learning rate")
+      .def_property("lr", &PythonOptimizer::current_lr, &PythonOptimizer::change_lr,
+                    "learning rate")
       .def_property_readonly("updates", &DistributedOptimizer::updates, "so far")
       .def_property_readonly("skipped_updates", &DistributedOptimizer::skipped_updates,
                              "since loss or gradient was not finite")
-      .def_property_readonly("strategy", &DistributedOptimizer::strategy, "In force.");
+      .def_property_readonly(
+          "strategy", [](const PythonOptimizer& self) { return self.strategy(); },
+          py::return_value_policy::move, "A copy of the one in force.");
 
   m.def(
       "distributed_optimizer",
       [](const py::object& optimizer, const DistributedStrategy* strategy) {
         auto own = optimizer_of(optimizer);
         const auto in_force = strategy ? *strategy : DistributedStrategy();
-        const py::gil_scoped_release no_gil;
-        return std::make_unique<DistributedOptimizer>(
-            fleet::distributed_optimizer(std::move(own), in_force));
+        const auto made = [&] {
+          const py::gil_scoped_release no_gil;
+          return fleet::distributed_optimizer(std::move(own), in_force);
+        };
+        return std::make_unique<PythonOptimizer>(made(), optimizer);
       },
       py::arg("optimizer"), py::arg("strategy") = nullptr, R"(
 Turns an optimizer of fleet.optim, made with the model, into a distributed one: prints the strategy in
@@ -336,7 +448,7 @@ Saves a training every so often, and resumes it when it is made. docs/snapshots.
         snapshots.after_update()
     snapshots.finish()
 )")
-      .def(py::init([](DistributedOptimizer& optimizer, const std::string& dir, int64_t save_every,
+      .def(py::init([](PythonOptimizer& optimizer, const std::string& dir, int64_t save_every,
                        int keep, PythonData* data) {
              return std::make_unique<Snapshots>(
                  optimizer,

@@ -6,6 +6,8 @@
 #include <fleet/fleet.h>
 
 #include <fstream>
+#include <memory>
+#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn.h>
@@ -28,8 +30,14 @@ int body(int /*argc*/, char** argv) {
   model->push_back(nn::Tanh());
   model->push_back(nn::Linear(32, 4));
   const auto strategy = fleet::DistributedStrategy::load(argv[1]);
-  auto optimizer =
-      fleet::distributed_optimizer(fleet::optim::Momentum(model, {.lr = 0.1}), strategy);
+  std::unique_ptr<fleet::optim::Optimizer> inner;
+  if (strategy.lamb) {
+    inner = std::make_unique<fleet::optim::Adam>(model, fleet::optim::AdamOptions{.lr = 0.1});
+  } else {
+    inner =
+        std::make_unique<fleet::optim::Momentum>(model, fleet::optim::MomentumOptions{.lr = 0.1});
+  }
+  auto optimizer = fleet::distributed_optimizer(std::move(inner), strategy);
   const int64_t rank = fleet::worker_index(), ranks = fleet::worker_num();
   const int64_t begin = rank * kSamples / ranks, end = (rank + 1) * kSamples / ranks;
   const fleet::Batch batch{x.slice(0, begin, end), y.slice(0, begin, end)};

@@ -460,3 +460,90 @@ print("good")
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip().endswith("good"), result.stderr
+
+
+def test_torch_keeps_the_types_of_its_exceptions():
+    code = """
+import torch
+def kinds():
+    for call in (
+        lambda: torch.ops.aten.linalg_inv(torch.zeros(2, 2)),
+        lambda: torch.ops.aten.sin(torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.quint8)),
+        lambda: torch.ops.aten.select(torch.ones(2), 0, 5),
+    ):
+        try:
+            call()
+        except Exception as error:
+            yield type(error).__name__
+before = list(kinds())
+import fleet
+assert list(kinds()) == before, list(kinds())
+print(before)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "['_LinAlgError', 'NotImplementedError', 'IndexError']"
+
+
+def kind_of(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error)
+
+
+def fails_in(raises):
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            raises()
+
+    return Fails.apply
+
+
+def raises_type_error():
+    raise TypeError("mine")
+
+
+@pytest.mark.parametrize("way", ["budget", "minimize"])
+def test_exceptions_of_a_backward_keep_their_types(way):
+    x = nn.Parameter(torch.rand(2, 2))
+    failures = {
+        "no derivative": lambda: torch.igamma(x, torch.ones(2, 2)).sum(),
+        "LinAlgError": lambda: fails_in(lambda: torch.linalg.inv(torch.zeros(2, 2)))(x).sum(),
+        "TypeError": lambda: fails_in(raises_type_error)(x).sum(),
+    }
+    for name, loss in failures.items():
+        plain = kind_of(lambda: loss().backward())
+        assert plain not in (None, RuntimeError), name
+        if way == "budget":
+            assert kind_of(lambda: fleet.MemoryBudget("1GiB").step(loss)) is plain
+        else:
+            model = nn.Module()
+            model.x = x
+            optimizer = fleet.distributed_optimizer(fleet.optim.SGD(model))
+            assert kind_of(lambda: optimizer.minimize(loss)) is plain
+
+
+def test_the_allocator_stays_while_blocks_of_it_live():
+    code = """
+import gc, torch, fleet
+from fleet._C import testing
+before = testing.process_state()
+net = torch.nn.Linear(64, 64)
+budget = fleet.MemoryBudget("1GiB")
+budget.step(lambda: net(torch.ones(4, 64)).sum())
+del budget
+gc.collect()
+assert testing.process_state()["engine"] == before["engine"]
+assert testing.process_state()["allocator"] != before["allocator"]  # gradients are its blocks
+net.zero_grad()
+assert testing.process_state() == before
+print("good")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip().endswith("good"), result.stderr

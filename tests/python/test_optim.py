@@ -3,6 +3,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -121,8 +122,7 @@ def test_names_leave_parameters_out():
     assert not torch.equal(model[0].weight, before[0])
     assert torch.equal(model[1].weight, before[2])
     with pytest.raises(fleet.Error, match="the parameters have none") as error:
-        other = fleet.optim.Lamb(model.parameters(), exclude_from_weight_decay=["x"])
-        other.step()
+        fleet.optim.Lamb(model.parameters(), exclude_from_weight_decay=["x"])
     assert "named_parameters" in error.value.fix
 
 
@@ -180,3 +180,41 @@ def test_closures():
         return loss
 
     assert optimizer.step(closure).requires_grad
+
+
+@pytest.mark.parametrize("make", [fleet.optim.Lars, fleet.optim.Lamb])
+def test_names_of_the_guide_mean_modules_and_biases(make):
+    def left_out(**options):
+        model = net()
+        optimizer = make(model, lr=0.1, **options)
+        (group,) = optimizer.param_groups
+        return dict(zip(group["param_names"], optimizer._left_out(group, group["params"])))
+
+    flags = left_out(exclude_from_weight_decay=["batch_norm", ".b_0"], rule="paper")
+    assert {name for name, out in flags.items() if out} == {"1.weight", "1.bias", "4.bias", "6.bias"}
+    with pytest.raises(fleet.UsageError, match="'heads' is part of no trainable parameter's name"):
+        make(net(), exclude_from_weight_decay=["heads"])
+    with pytest.raises(fleet.UsageError, match="'batch_norm'") as error:
+        make(net().named_parameters(), exclude_from_weight_decay=["batch_norm"])
+    assert "made with the model" in error.value.fix
+
+
+def test_a_norm_of_two_dimensions_is_a_norm():
+    model = nn.Sequential(nn.LayerNorm((4, 4)), nn.Flatten(), nn.Linear(16, 2))
+    optimizer = fleet.optim.Lamb(model)
+    (group,) = optimizer.param_groups
+    assert optimizer._left_out(group, group["params"]) == [True, True, False, True]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copied", "pickled"])
+@pytest.mark.parametrize("make", [lambda m: fleet.optim.Lars(m, 0.5), lambda m: fleet.optim.Lamb(m, 0.01), lambda m: fleet.optim.Adam(m)], ids=["Lars", "Lamb", "Adam"])
+def test_copies_go_on_as_the_first(make, again):
+    model = net()
+    optimizer = make(model)
+    run(model, optimizer, 2)
+    other_model, other = again((model, optimizer))
+    assert other.model is other_model
+    for a, b in zip(run(model, optimizer, 2), run(other_model, other, 2)):
+        assert torch.equal(a, b)
+    fresh = again(make(net()))
+    fleet.distributed_optimizer(fresh)

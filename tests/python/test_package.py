@@ -79,6 +79,29 @@ def test_stubs_have_every_name_and_no_other():
         assert {m for m in members if not m.startswith("_")} == public_names(value) | ({"load"} if name == "DistributedStrategy" else set()), name
 
 
+def test_stubs_of_the_optimizers_are_their_signatures():
+    with open(os.path.join(PACKAGE, "optim.pyi")) as file:
+        classes = {node.name: node for node in ast.parse(file.read()).body if isinstance(node, ast.ClassDef)}
+    assert set(fleet.optim.__all__) == {name for name in classes if not name.startswith("_")}
+    for name in fleet.optim.__all__:
+        (stub,) = [member.args for member in classes[name].body if isinstance(member, ast.FunctionDef)]
+        defaults = {a.arg: d for a, d in zip(reversed(stub.args), reversed(stub.defaults))}
+        defaults.update({a.arg: d for a, d in zip(stub.kwonlyargs, stub.kw_defaults)})
+        parameters = inspect.signature(getattr(fleet.optim, name)).parameters
+        assert list(parameters) == [a.arg for a in [*stub.args, *stub.kwonlyargs]][1:]
+        for parameter in parameters.values():
+            if parameter.default is not parameter.empty:
+                assert ast.literal_eval(defaults[parameter.name]) == parameter.default, (name, parameter)
+
+
+def test_an_uncaught_usage_error_is_exit_code_2():
+    result = subprocess.run([sys.executable, "-c", "import fleet\nprint('before')\nfleet.MemoryBudget('much')"], capture_output=True, text=True, env=environment())
+    assert (result.returncode, result.stdout) == (2, "before\n")
+    assert result.stderr.startswith("error: [memory] 'much' is no amount of memory\n  fix: ")
+    other = subprocess.run([sys.executable, "-c", "import fleet\nraise fleet.Error('x')"], capture_output=True, text=True, env=environment())
+    assert other.returncode == 1 and "Traceback" in other.stderr
+
+
 LONG = """
 import torch, fleet
 net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))

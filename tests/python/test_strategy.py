@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strategies on Python modules: equal to plain loops, and on two ranks to one."""
 
+import collections
 import json
+import warnings
 
 import pytest
 import torch
@@ -201,3 +203,97 @@ def test_snapshots_resume_bit_for_bit(tmp_path):
     straight, _ = run(8, tmp_path / "b")
     for a, b in zip(model.parameters(), straight.parameters()):
         assert torch.equal(a, b)
+
+
+class Scarce(torch.autograd.Function):
+    """Its backward asks for more memory than there is, for more than 12 samples."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        if len(g) > 12:
+            torch.empty(1 << 40)
+        return g
+
+
+def test_out_of_memory_in_a_python_backward_splits_the_batch():
+    def loop(optimizer, model):
+        return optimizer.minimize((X, Y), lambda b: nn.functional.cross_entropy(Scarce.apply(model(b[0])), b[1]))
+
+    ours, reports = train(strategy_with(recompute=True, recompute_configs={"memory_budget": "1GiB"}), loop=loop)
+    assert reports[0].micro_batches == 2
+    assert_close(ours, plain())
+
+
+def test_schedulers_of_torch_set_the_rate():
+    def run(wrap):
+        model = net()
+        optimizer = fleet.optim.Momentum(model, lr=0.1)
+        distributed = fleet.distributed_optimizer(optimizer) if wrap else None
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        rates = []
+        for _ in range(5):
+            if wrap:
+                rates.append(distributed.minimize((X, Y), lambda b: loss_of(model, *b)).lr)
+            else:
+                rates.append(optimizer.param_groups[0]["lr"])
+                optimizer.zero_grad()
+                loss_of(model, X, Y).backward()
+                optimizer.step()
+            scheduler.step()
+        return model, rates
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours, rates = run(True)
+    theirs, expected = run(False)
+    assert rates == expected == [0.1, 0.1, 0.05, 0.05, 0.025]
+    assert_close(ours.parameters(), theirs.parameters())
+
+
+def test_the_rate_is_that_of_whoever_set_it_last():
+    model = net()
+    optimizer = fleet.optim.SGD(model, lr=0.1)
+    distributed = fleet.distributed_optimizer(optimizer)
+    distributed.lr = 0.3
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert distributed.lr == 0.2
+
+
+def test_what_strategies_do_not_follow_is_refused():
+    model = net()
+    optimizer = fleet.optim.Adam(model)
+    distributed = fleet.distributed_optimizer(optimizer)
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(fleet.UsageError, match="'weight_decay' of the optimizer's param_groups is 0.5 now"):
+        distributed.minimize((X, Y), lambda b: loss_of(model, *b))
+    used = fleet.optim.Adam(model)
+    loss_of(model, X, Y).backward()
+    used.step()
+    loaded = fleet.optim.Adam(model)
+    loaded.load_state_dict(used.state_dict())
+    with pytest.raises(fleet.UsageError, match="has state of its own for 6 parameters"):
+        fleet.distributed_optimizer(loaded)
+
+
+def test_the_strategy_in_force_cannot_be_changed():
+    optimizer = fleet.distributed_optimizer(fleet.optim.SGD(net()))
+    optimizer.strategy.amp = True
+    assert optimizer.strategy.amp is False
+
+
+def test_batches_may_be_what_a_tokenizer_returns():
+    class Encoding(collections.UserDict):
+        def __getattr__(self, name):
+            return self.data[name] if name != "data" else super().__getattribute__(name)
+
+    def loop(optimizer, model):
+        return optimizer.minimize(Encoding(x=X, y=Y), lambda part: loss_of(model, **part) + 0 * part.x.sum())
+
+    ours, reports = train(strategy_with(gradient_merge=True, gradient_merge_configs={"k_steps": 3}), loop=loop)
+    assert reports[0].micro_batches == 3
+    assert_close(ours, plain())

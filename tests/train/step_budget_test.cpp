@@ -80,13 +80,37 @@ TEST(StepBudgetTest, AForwardScopeEndsWithItsBackward) {
                    loss = net.loss();
                    forward->finish();
                  }
-                 EXPECT_TRUE(counter.budget().has_value());
+                 EXPECT_FALSE(counter.budget().has_value());  // what lies between is no part of it
+                 bool is_in_force = false;
+                 net.layers[0]->parameters()[0].register_hook([&](const Tensor& gradient) {
+                   is_in_force = counter.budget().has_value();
+                   return gradient;
+                 });
                  loss.backward();
+                 EXPECT_TRUE(is_in_force);
                  EXPECT_FALSE(counter.budget().has_value());
                  return loss.detach();
                }),
                train(plain_step));
   EXPECT_TRUE(budget.plan());
+}
+
+TEST(StepBudgetTest, ABackwardOfAnotherGraphDoesNotEndAForward) {
+  MemoryBudget first({.budget = "1GiB"}), second({.budget = "1GiB"});
+  Net a, b;
+  const auto forward_of = [](MemoryBudget& budget, Net& net) {
+    const auto forward = budget.forward();
+    auto loss = net.loss();
+    forward->finish();
+    return loss;
+  };
+  auto loss_a = forward_of(first, a);
+  auto loss_b = forward_of(second, b);
+  loss_b.backward();
+  EXPECT_GT(second.report().measured_peak, 0);
+  EXPECT_EQ(first.report().measured_peak, 0);
+  loss_a.backward();
+  EXPECT_GT(first.report().measured_peak, 0);
 }
 
 TEST(StepBudgetTest, ASecondTryStartsFromTheStateBeforeTheFirst) {

@@ -27,6 +27,7 @@ struct ThreadObservers {
 thread_local ThreadObservers t_observers;
 
 std::atomic<bool (*)()> g_is_opaque{nullptr};
+std::atomic<void (*)(const std::function<void()>&)> g_runner{nullptr};
 
 bool is_bypassed() { return runs_foreign_ops(t_observers.backward); }
 
@@ -106,6 +107,13 @@ bool runs_foreign_ops(int backward) {
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 
 void set_opaque_code(bool (*is_inside)()) { g_is_opaque = is_inside; }
+
+void set_autograd_runner(void (*run)(const std::function<void()>& work)) { g_runner = run; }
+
+void run_autograd(const std::function<void()>& work) {
+  const auto run = g_runner.load();
+  run ? run(work) : work();
+}
 
 const char* current_op() {
   if (t_observers.op) return t_observers.op;

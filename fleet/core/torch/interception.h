@@ -116,10 +116,26 @@ bool runs_foreign_ops(int backward);
 /// with false if it failed. Once, on one of its threads. Only inside a backward.
 void on_backward_end(std::function<void(bool succeeded)> ended);
 
-/// Calls `begun` once, inside the next backward that reads what a SaveObserver has saved, before it
-/// reads it. Returns a number for `forget_next_backward`.
-int on_next_backward(std::function<void()> begun);
-void forget_next_backward(int number);
+/// Calls `begun` once, inside the first backward that reads what a SaveObserver has saved on this
+/// thread while it lived, before it reads it; never when that graph is gone without one. Backwards
+/// of other graphs do not matter.
+class BackwardWatch {
+ public:
+  explicit BackwardWatch(std::function<void()> begun);
+  ~BackwardWatch();
+  BackwardWatch(const BackwardWatch&) = delete;
+  BackwardWatch& operator=(const BackwardWatch&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Calls `work`, which runs a backward: as all of Fleet does.
+void run_autograd(const std::function<void()>& work);
+/// For programs whose nodes throw what C++ does not know, such as Python's: `run` calls `work` and
+/// translates what it throws. Null: there are none.
+void set_autograd_runner(void (*run)(const std::function<void()>& work));
 
 /// For programs with code whose writes to tensors no dispatcher sees, such as kernels that
 /// torch.compile made: `is_inside` tells whether this thread runs such code. It is asked where

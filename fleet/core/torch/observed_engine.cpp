@@ -4,7 +4,6 @@
 #include <atomic>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/engine.h>
@@ -17,54 +16,33 @@ namespace {
 
 using torch::autograd::Engine;
 
-class NextBackward {
+// Of what is saved while a BackwardWatch lives.
+class FirstRead {
  public:
-  static NextBackward& instance() {
-    static auto* const one = new NextBackward();  // graphs may outlive every static object
-    return *one;
-  }
-
-  int add(std::function<void()> begun) {
-    const std::lock_guard lock(mutex_);
-    waiting_.emplace_back(++last_, std::move(begun));
-    is_awaited_ = true;
-    return last_;
-  }
-
-  void remove(int number) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(waiting_, [&](const auto& entry) { return entry.first == number; });
-    is_awaited_ = !waiting_.empty();
-  }
+  explicit FirstRead(std::function<void()> begun) : begun_(std::move(begun)) {}
 
   void reads() {
-    if (!is_awaited_.load(std::memory_order_relaxed) || current_backward() < 0) return;
-    decltype(waiting_) begun;
-    {
-      const std::lock_guard lock(mutex_);
-      begun.swap(waiting_);
-      is_awaited_ = false;
-    }
-    for (const auto& [number, work] : begun) work();
+    if (is_over_.load(std::memory_order_relaxed) || current_backward() < 0) return;
+    if (!is_over_.exchange(true)) std::exchange(begun_, nullptr)();
   }
 
  private:
-  std::atomic<bool> is_awaited_{false};
-  std::mutex mutex_;  // guards the next two
-  int last_ = 0;
-  std::vector<std::pair<int, std::function<void()>>> waiting_;
+  std::atomic<bool> is_over_{false};
+  std::function<void()> begun_;
 };
+thread_local std::shared_ptr<FirstRead> t_first_read;
 
 class Hook final : public torch::autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const torch::Tensor& tensor) override { saved_ = save_observed(tensor); }
   torch::Tensor call_unpack_hook() override {
-    NextBackward::instance().reads();
+    if (first_read_) first_read_->reads();
     return saved_->unpack();
   }
 
  private:
   std::unique_ptr<SavedTensor> saved_;
+  std::shared_ptr<FirstRead> first_read_ = t_first_read;
 };
 
 // The default before; for as long as the process lives, since graphs may ask it at any time.
@@ -137,11 +115,14 @@ void uninstall_engine() {
 
 const void* default_engine() { return &Engine::get_default_engine(); }
 
-int on_next_backward(std::function<void()> begun) {
-  return NextBackward::instance().add(std::move(begun));
-}
+struct BackwardWatch::State {
+  std::shared_ptr<FirstRead> before;
+};
 
-void forget_next_backward(int number) { NextBackward::instance().remove(number); }
+BackwardWatch::BackwardWatch(std::function<void()> begun)
+    : state_(std::make_unique<State>(
+          std::exchange(t_first_read, std::make_shared<FirstRead>(std::move(begun))))) {}
+BackwardWatch::~BackwardWatch() { t_first_read = std::move(state_->before); }
 
 void on_backward_end(std::function<void(bool succeeded)> ended) {
   // LibTorch forgets its callbacks when a backward fails; their end is the end of the backward.

@@ -192,7 +192,9 @@ MemoryStrategy::Enforced::Enforced(MemoryStrategy* memory) : memory_(memory) {
   auto& counter = memory::BudgetAllocator::cpu().counter();
   counter.take_call_peak();
   memory_->is_reported_ = false;
-  if (memory_->plans_) memory_->enforced_.emplace(counter, memory_->plans_->budget());
+  if (!memory_->plans_) return;
+  memory_->enforced_.emplace(counter, memory_->plans_->budget());
+  memory_->apply_budget();
 }
 
 MemoryStrategy::Enforced::~Enforced() {

@@ -11,6 +11,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/torch/interception.h"
 
 namespace fleet {
 namespace {
@@ -192,9 +193,12 @@ void LossNormalizer::keep_apart(const MicroBatchLoss& loss, double scale) {
     own.count(term.weight);
     if (!term.value.requires_grad()) continue;
     const auto value = term.value.element_size() < 4 ? term.value.to(torch::kFloat) : term.value;
-    auto gradients = torch::autograd::grad({value * (term.to_sum / own.divisor * scale)},
-                                           parameters, {}, /*retain_graph=*/t != last,
-                                           /*create_graph=*/false, /*allow_unused=*/true);
+    torch::autograd::variable_list gradients;
+    compat::run_autograd([&] {
+      gradients = torch::autograd::grad({value * (term.to_sum / own.divisor * scale)}, parameters,
+                                        {}, /*retain_graph=*/t != last,
+                                        /*create_graph=*/false, /*allow_unused=*/true);
+    });
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto gradient = std::exchange(gradients[i], {});
