@@ -160,7 +160,7 @@ class OptimBench {
 
   // LARS beside Momentum, taken in turn.
   void lars_beside_momentum() {
-    ParameterArena arena_of_momentum(model_);  // each its own: LARS would notice the other's writes
+    ParameterArena arena_of_momentum(model_);  // each its own
     ParameterArena arena(model_);
     fill(arena_of_momentum);
     fill(arena);

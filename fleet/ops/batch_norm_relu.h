@@ -24,8 +24,8 @@ struct BatchNormTensors {
 /// relu(batch_norm(x) + residual) of N x C x H x W, in channels-last order (others are copied to
 /// it); `residual` may be undefined. Kept for backward are x and the residual: no result and no
 /// mask, for the ReLU's sign is computed again. Float has kernels; other types go through
-/// LibTorch's ops. Statistics are those of the tensor that it gets: sync_batch_norm does not reach
-/// it.
+/// LibTorch's ops, and so does training under sync_batch_norm, which takes the statistics over all
+/// ranks.
 ///
 ///   y = batch_norm_relu(conv(x), shortcut, {norm->weight, norm->bias, mean, var});
 torch::Tensor batch_norm_relu(const torch::Tensor& x, const torch::Tensor& residual,

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 
 #include "fleet/core/text/format.h"
 #include "fleet/optim/named_rule.h"
@@ -28,17 +27,6 @@ constexpr std::array kRules = {
           .exclude_bias_and_norm = false}},
     Rule{"timm", {.lr_in_velocity = false, .exclude_bias_and_norm = false}},
 };
-
-// The bits of up to eight elements, evenly spaced.
-uint64_t sample_of(const float* values, int64_t length) {
-  uint64_t sample = 0;
-  const auto places = std::min<int64_t>(length, 8);
-  for (int64_t i = 0; i < places; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(values[i * length / places]);
-    sample = sample * 0x9E3779B97F4A7C15u + bits;
-  }
-  return sample;
-}
 
 }  // namespace
 
@@ -76,40 +64,13 @@ void Lars::adjust_settings(const ParameterArena& arena, std::vector<SpanSettings
             settings);
 }
 
-Lars::Versions Lars::versions_of(size_t span) const {
-  const auto& place = arena().spans()[span];
-  const auto& group = arena().groups()[place.group];
-  if (!is_fused(group)) return {};
-  return {.parameter = static_cast<int64_t>(place.parameter._version()),
-          .buffer = static_cast<int64_t>(group.values._version())};
-}
-
-void Lars::prepare() {
-  is_bare_.assign(settings_.size(), false);
-  versions_.resize(settings_.size());
-  is_unwritten_.resize(settings_.size());
-  kept_.resize(block_count());
-  for (size_t i = 0; i < versions_.size(); ++i) {
-    const auto now = versions_of(i);
-    is_unwritten_[i] = has_same_blocks() && now.parameter >= 0 && now == versions_[i];
-  }
-}
-
-void Lars::finish() {
-  for (size_t i = 0; i < versions_.size(); ++i) versions_[i] = versions_of(i);
-}
-
-bool Lars::is_kept(const FusedSlice& run) const {
-  return is_unwritten_[run.span] != 0 &&
-         kept_[run.block].sample == sample_of(run.value, run.length);
-}
+void Lars::prepare() { is_bare_.assign(settings_.size(), false); }
 
 ops::SquareSums Lars::measure(const FusedSlice& run) {
   if (!settings_[run.span].use_trust_ratio) return {0, 0};
   const auto square_sum = ops::update_kernels().square_sum;
   const double scale = run.gradient_scale;
-  const bool is_same = is_kept(run) && !run.is_rewritten;
-  return {.value = is_same ? kept_[run.block].value : square_sum(run.value, run.length),
+  return {.value = square_sum(run.value, run.length),
           .update = gradient_square_sum(run) * scale * scale};
 }
 
@@ -144,15 +105,13 @@ Lars::Factors Lars::factors(size_t span) const {
 
 void Lars::apply(const FusedSlice& run) {
   const auto of = factors(run.span);
-  kept_[run.block].value = ops::update_kernels().momentum_and_norm(
-      {.gradient_scale = run.gradient_scale,
-       .weight_decay = static_cast<float>(of.decay),
-       .momentum = static_cast<float>(options_.momentum),
-       .inner = static_cast<float>(of.inner),
-       .outer = static_cast<float>(of.outer),
-       .nesterov = options_.use_nesterov},
-      run.value, run.gradient, run.state[0], run.length, run.low);
-  kept_[run.block].sample = sample_of(run.value, run.length);
+  ops::update_kernels().momentum({.gradient_scale = run.gradient_scale,
+                                  .weight_decay = static_cast<float>(of.decay),
+                                  .momentum = static_cast<float>(options_.momentum),
+                                  .inner = static_cast<float>(of.inner),
+                                  .outer = static_cast<float>(of.outer),
+                                  .nesterov = options_.use_nesterov},
+                                 run.value, run.gradient, run.state[0], run.length, run.low);
 }
 
 void Lars::apply(ParameterSlice& whole) {

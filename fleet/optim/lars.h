@@ -64,7 +64,6 @@ class Lars : public Optimizer {
   std::vector<std::string> state_names() const override { return {"velocity"}; }
   void adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
   void prepare() override;
-  void finish() override;
   bool has_trust_ratio() const override { return true; }
   ops::SquareSums measure(const FusedSlice& run) override;
   double trust(size_t span, double value_norm, double gradient_norm) override;
@@ -78,28 +77,8 @@ class Lars : public Optimizer {
   };
   Factors factors(size_t span) const;
 
-  /// |p|^2 of the last step's results saves this step from reading them for it, as long as nobody
-  /// else has written to p since. Writing by an op shows in a version: the parameter's, or that of
-  /// the arena's buffer, and whatever in Fleet writes without an op moves the parameter's. Writes
-  /// through `data()` or a raw pointer show in neither; for them a few elements of each block are
-  /// looked at, which notices one that changes a whole tensor, but not every single element.
-  struct Versions {
-    int64_t parameter = -1;  // -1: not kept
-    int64_t buffer = -1;
-    bool operator==(const Versions&) const = default;
-  };
-  Versions versions_of(size_t span) const;
-  bool is_kept(const FusedSlice& run) const;
-  struct KeptSum {
-    double value = 0;
-    uint64_t sample = 0;
-  };
-
   LarsOptions options_;
-  std::vector<char> is_bare_;       // per span: without decay in this step, for lack of a norm
-  std::vector<Versions> versions_;  // per span: after the last step
-  std::vector<char> is_unwritten_;  // per span: since the last step, as far as versions tell
-  std::vector<KeptSum> kept_;       // per block
+  std::vector<char> is_bare_;  // per span: without decay in this step, for lack of a norm
 };
 
 }  // namespace fleet::optim

@@ -70,8 +70,6 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   const torch::NoGradGuard no_grad;
   const auto all = used.empty() ? std::vector<bool>(arena_->spans().size(), true) : used;
   blocks_->choose(all);
-  has_same_blocks_ = all == last_used_;
-  last_used_ = all;
   const double gradient_scale =
       input.gradient_scale * clipping_factor(name(), *arena_, *blocks_,
                                              {.max_norm = max_grad_norm_,
@@ -89,7 +87,6 @@ void Optimizer::step(const std::vector<bool>& used, const StepInput& input) {
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i]) arena_->spans()[i].parameter.unsafeGetTensorImpl()->bump_version();
   }
-  finish();
   gradient_sums_ = {};
 }
 
@@ -126,8 +123,7 @@ Optimizer::FusedSlice Optimizer::slice_of(size_t index, double gradient_scale) c
 // With what was written to the working copy since the last step: the slice is in the cache then.
 Optimizer::FusedSlice Optimizer::fresh_slice_of(size_t index, double gradient_scale) const {
   auto slice = slice_of(index, gradient_scale);
-  if (slice.low)
-    slice.is_rewritten = ops::update_kernels().take_written(slice.value, slice.low, slice.length);
+  if (slice.low) ops::update_kernels().take_written(slice.value, slice.low, slice.length);
   return slice;
 }
 
@@ -148,7 +144,7 @@ void Optimizer::step_fused(size_t group, double gradient_scale) {
         tile.gradient += begin;
         for (size_t s = 0; s < state_.size(); ++s) tile.state[s] += begin;
         tile.low += begin;
-        tile.is_rewritten = ops::update_kernels().take_written(tile.value, tile.low, tile.length);
+        ops::update_kernels().take_written(tile.value, tile.low, tile.length);
         apply(tile);
       }
     });

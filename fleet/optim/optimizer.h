@@ -93,7 +93,7 @@ class Optimizer {
   };
   /// Contiguous elements of one parameter, for the fused kernels.
   struct FusedSlice {
-    size_t block = 0;  // less than `block_count`
+    size_t block = 0;
     size_t span = 0;
     float* value = nullptr;
     const float* gradient = nullptr;
@@ -101,7 +101,6 @@ class Optimizer {
     int64_t length = 0;
     uint16_t* low = nullptr;
     float gradient_scale = 1;
-    bool is_rewritten = false;  // somebody else has written to it since the last step
   };
   /// One parameter, for LibTorch's ops.
   struct ParameterSlice {
@@ -119,9 +118,6 @@ class Optimizer {
   /// Of the gradient as it lies there; read again only where nobody has summed it up before.
   double gradient_square_sum(const FusedSlice& slice) const;
   ParameterArena& arena() const { return *arena_; }
-  size_t block_count() const { return blocks_->count(); }
-  /// Whether blocks are numbered as in the step before.
-  bool has_same_blocks() const { return has_same_blocks_; }
 
   /// Names of the state tensors, two at most.
   virtual std::vector<std::string> state_names() const = 0;
@@ -137,8 +133,6 @@ class Optimizer {
   virtual void update(const std::vector<bool>& used, double gradient_scale);
   /// Once per step, before the passes: `steps()` and `span_updates()` count this one already.
   virtual void prepare() {}
-  /// Once per step, after them.
-  virtual void finish() {}
 
   /// Optimizers with a trust ratio make two passes: `measure` all slices of a span, then `trust`
   /// with their norms, then `apply`. Spans are worked on by several threads at once.
@@ -169,8 +163,6 @@ class Optimizer {
   std::vector<NamedState> state_;
   torch::Tensor span_updates_;
   std::unique_ptr<ArenaBlocks> blocks_;
-  std::vector<bool> last_used_;  // spans of the step before
-  bool has_same_blocks_ = false;
   std::vector<ops::SquareSums> sums_;      // one per block
   std::span<const double> gradient_sums_;  // likewise, during a step
   TrustRatios trust_;

@@ -284,6 +284,25 @@ void batch_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   stack->emplace_back(std::move(result));
 }
 
+// batch_norm_relu(x, residual, weight, bias, running_mean, running_var, training, momentum, eps,
+// relu): in separate ops, for the statistics come from outside.
+void batch_norm_relu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr size_t kArguments = 10;
+  const auto* args = stack->data() + (stack->size() - kArguments);
+  const bool training = args[6].toBool();
+  if (!training || !t_comm || t_comm->size() == 1) return compat::call_observed(op, stack);
+  const auto x = args[0].toTensor();
+  auto y = SyncBatchNorm::apply(x, if_defined(tensor_argument(args[2])),
+                                if_defined(tensor_argument(args[3])), tensor_argument(args[4]),
+                                tensor_argument(args[5]), args[7].toDouble(), args[8].toDouble(),
+                                t_comm);
+  if (const auto residual = tensor_argument(args[1]); residual.defined()) y = y + residual;
+  if (args[9].toBool()) y = y.relu();
+  const auto none = torch::empty({0}, x.options());  // as for types without a kernel
+  stack->resize(stack->size() - kArguments);
+  for (const auto& result : {y, none, none}) stack->emplace_back(result);
+}
+
 // LibTorch computes instance norm by calling batch norm on a reshaped input; that one is not to
 // be synced.
 void instance_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -304,4 +323,9 @@ SyncBatchNormScope::~SyncBatchNormScope() { t_comm = std::move(previous_); }
 TORCH_LIBRARY_IMPL(aten, FLEET_INTERCEPT_KEY, library) {
   library.impl("batch_norm", torch::CppFunction::makeFromBoxedFunction<&fleet::batch_norm>());
   library.impl("instance_norm", torch::CppFunction::makeFromBoxedFunction<&fleet::instance_norm>());
+}
+
+TORCH_LIBRARY_IMPL(fleet, FLEET_INTERCEPT_KEY, library) {
+  library.impl("batch_norm_relu",
+               torch::CppFunction::makeFromBoxedFunction<&fleet::batch_norm_relu>());
 }

@@ -9,7 +9,8 @@
 
 namespace fleet {
 
-/// While it lives, every batch norm that this thread runs in training mode takes its statistics
+/// While it lives, every batch norm that this thread runs in training mode, `ops::batch_norm_relu`
+/// among them, takes its statistics
 /// over the samples of all ranks, each rank weighted by its number; the model needs no change.
 /// Running statistics stay the same on all ranks. Costs one small all-gather per layer forward and
 /// one all-reduce backward.

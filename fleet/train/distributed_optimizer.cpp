@@ -339,7 +339,7 @@ void DistributedOptimizer::complete_window(UpdateReport& report) {
 
 void DistributedOptimizer::zero_grad() {
   state_->window.check_not_armed();
-  state_->window.drop();
+  state_->window.clear();
 }
 
 void DistributedOptimizer::sync() {

@@ -182,14 +182,6 @@ TEST(UpdateKernelsTest, EveryInstructionSetKeepsToTheFormulas) {
               k->momentum(momentum, A::of(a.w), A::of(a.g), A::of(a.m), n, low);
             },
             formula);
-        expect_formula(
-            "momentum_and_norm",
-            [&](A& a, uint16_t* low) {
-              const double norm =
-                  k->momentum_and_norm(momentum, A::of(a.w), A::of(a.g), A::of(a.m), n, low);
-              EXPECT_EQ(norm, k->square_sum(A::of(a.w), n));
-            },
-            formula);
       }
       expect_formula(
           "adam",

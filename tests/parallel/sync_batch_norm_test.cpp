@@ -9,6 +9,8 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/instancenorm.h>
 
+#include "fleet/ops/batch_norm_relu.h"
+
 #include "tests/support/thread_ranks.h"
 
 namespace fleet {
@@ -137,6 +139,60 @@ TEST(SyncBatchNormTest, EqualsOneProcessInEveryLayoutAndType) {
       comm->all_reduce(sums, comm::ReduceOp::kSum, "a check");
       EXPECT_TRUE(close(sums, torch::stack({whole.dweight, whole.dbias}))) << l;
     });
+  }
+}
+
+// Fleet's own op, which models may call themselves.
+TEST(SyncBatchNormTest, ReachesTheFusedOp) {
+  for (const bool adds : {false, true}) {
+    for (const bool relu : {false, true}) {
+      for (const auto type : {torch::kFloat, torch::kBFloat16}) {
+        const double tolerance = type == torch::kFloat ? 1e-4 : 5e-2;
+        const auto run = [&](int64_t begin, int64_t end, torch::nn::BatchNorm2d& norm) {
+          auto x = (whole_batch() - 100).slice(0, begin, end).to(type).detach().requires_grad_();
+          auto residual = whole_batch().slice(0, begin, end).sub(99).to(type).requires_grad_();
+          residual.retain_grad();
+          const auto y = ops::batch_norm_relu(
+              x, adds ? residual : torch::Tensor(),
+              {norm->weight, norm->bias, norm->running_mean, norm->running_var}, {.relu = relu});
+          (y.to(torch::kFloat).square() * (whole_batch() - 99).slice(0, begin, end))
+              .sum()
+              .backward();
+          return std::vector<torch::Tensor>{y.detach(), x.grad(),
+                                            adds ? residual.grad() : torch::zeros_like(x)};
+        };
+        auto norm = fixed_norm();
+        const auto whole = run(0, 7, norm);
+        run_ranks(2, [&](const testing::Comm& comm) {
+          const int64_t begin = comm->rank() == 0 ? 0 : 5, end = comm->rank() == 0 ? 5 : 7;
+          auto local = fixed_norm();
+          const SyncBatchNormScope scope(comm);
+          const auto part = run(begin, end, local);
+          for (size_t i = 0; i < part.size(); ++i) {
+            EXPECT_EQ(part[i].scalar_type(), type);
+            EXPECT_TRUE(torch::allclose(part[i].to(torch::kFloat),
+                                        whole[i].slice(0, begin, end).to(torch::kFloat), tolerance,
+                                        tolerance * 10))
+                << i << ", residual " << adds << ", relu " << relu;
+          }
+          EXPECT_TRUE(
+              torch::allclose(local->running_mean, norm->running_mean, tolerance, tolerance));
+          EXPECT_TRUE(torch::allclose(local->running_var, norm->running_var, tolerance, tolerance));
+          auto sums = torch::stack({local->weight.grad(), local->bias.grad()});
+          comm->all_reduce(sums, comm::ReduceOp::kSum, "a check");
+          EXPECT_TRUE(torch::allclose(sums, torch::stack({norm->weight.grad(), norm->bias.grad()}),
+                                      10 * tolerance, 100 * tolerance));
+          local->eval();
+          const auto x = whole_batch() * (1 + comm->rank());
+          const auto evaluated = [&] {
+            return ops::batch_norm_relu(
+                x, {}, {local->weight, local->bias, local->running_mean, local->running_var},
+                {.training = false});
+          };
+          EXPECT_TRUE(torch::allclose(evaluated(), local(x).relu(), 1e-4, 1e-4));
+        });
+      }
+    }
   }
 }
 

@@ -195,6 +195,40 @@ TEST(EagerTest, ZeroGradOfTorchDropsTheWindow) {
   }
 }
 
+// Where torch's own loops have it: between forward and backward.
+TEST(EagerTest, ZeroGradKeepsTheForwardThatIsToBeDrivenBackward) {
+  const std::vector<DistributedStrategy> strategies = {
+      {},
+      {.amp = true, .amp_configs = {.dtype = "fp16"}},
+      {.recompute = true, .recompute_configs = {.checkpoints = {"layer0", "layer2"}}}};
+  for (const auto& strategy : strategies) {
+    using Clear = std::function<void(DistributedOptimizer&, torch::nn::Sequential&)>;
+    const auto trained = [&](const Clear& clear, bool gathers) {
+      auto net = small_net(/*norm=*/false);
+      DistributedOptimizer optimizer(small_optimizer("Momentum", net, 0.1), strategy,
+                                     std::make_shared<comm::Communicator>());
+      const auto forward = [&](int64_t step) {
+        const auto scope = optimizer.forward();
+        return loss_of(net, small_batch(5, step));
+      };
+      for (int64_t update = 0; update < 3; ++update) {
+        if (gathers) optimizer.backward(forward(50));
+        const auto loss = forward(update);
+        if (clear) clear(optimizer, net);
+        optimizer.backward(loss);
+        EXPECT_TRUE(optimizer.step().updated);
+      }
+      return copies(net->parameters());
+    };
+    const auto expected = trained(nullptr, /*gathers=*/false);
+    for (const bool gathers : {false, true}) {
+      expect_equal(trained([](auto& optimizer, auto&) { optimizer.zero_grad(); }, gathers),
+                   expected);
+      expect_equal(trained([](auto&, auto& net) { net->zero_grad(); }, gathers), expected);
+    }
+  }
+}
+
 TEST(EagerTest, ZeroGradInsideAClosureClearsNothing) {
   const auto trained = [](bool clears) {
     auto net = small_net();

@@ -72,9 +72,6 @@ struct UpdateKernels {
   void (*sgd)(const SgdStep&, float* w, const float* g, int64_t n, uint16_t* low);
   void (*momentum)(const MomentumStep&, float* w, const float* g, float* v, int64_t n,
                    uint16_t* low);
-  /// The same, and |w|^2 of the new values: LARS's next step then need not read them for it.
-  double (*momentum_and_norm)(const MomentumStep&, float* w, const float* g, float* v, int64_t n,
-                              uint16_t* low);
   void (*adam)(const AdamStep&, float* w, const float* g, float* m, float* v, int64_t n,
                uint16_t* low);
   /// LAMB's first pass: the moments move, and |w|^2 and |u|^2 come back. u is not stored.
@@ -83,7 +80,6 @@ struct UpdateKernels {
   /// LAMB's second pass: w -= step u, with u computed again, which is cheaper than storing it.
   void (*lamb_apply)(const LambStep&, float step, float* w, const float* m, const float* v,
                      int64_t n, uint16_t* low);
-  /// Equal, bit for bit, to what `momentum_and_norm` returned when it wrote x.
   double (*square_sum)(const float* x, int64_t n);
   /// Where `low` is not w rounded to bf16, somebody has written it: w takes its value. Whether
   /// there was such a place.

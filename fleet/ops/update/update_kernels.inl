@@ -197,10 +197,7 @@ inline void momentum_tile(const MomentumStep& s, float* FLEET_RESTRICT w,
   }
 }
 
-template <bool WithNorm>
-inline double momentum_run(const MomentumStep& s, float* w, const float* g, float* v, int64_t n,
-                           uint16_t* low) {
-  double sum = 0;
+void momentum(const MomentumStep& s, float* w, const float* g, float* v, int64_t n, uint16_t* low) {
   for (int64_t begin = 0; begin < n; begin += kTile) {
     const int64_t length = shorter(kTile, n - begin);
     if (s.nesterov) {
@@ -208,20 +205,9 @@ inline double momentum_run(const MomentumStep& s, float* w, const float* g, floa
     } else {
       momentum_tile<false>(s, w + begin, g + begin, v + begin, length);
     }
-    if (WithNorm) sum += square_sum_of_tile(w + begin, length);
     if (low) round_to_bf16(w + begin, low + begin, length);
   }
   finish_low(low);
-  return sum;
-}
-
-void momentum(const MomentumStep& s, float* w, const float* g, float* v, int64_t n, uint16_t* low) {
-  momentum_run<false>(s, w, g, v, n, low);
-}
-
-double momentum_and_norm(const MomentumStep& s, float* w, const float* g, float* v, int64_t n,
-                         uint16_t* low) {
-  return momentum_run<true>(s, w, g, v, n, low);
 }
 
 void adam(const AdamStep& step, float* w_all, const float* g_all, float* m_all, float* v_all,
@@ -290,8 +276,7 @@ void lamb_apply(const LambStep& step, float rate, float* w_all, const float* m_a
   finish_low(low);
 }
 
-constexpr fleet::ops::UpdateKernels kKernels = {FLEET_KERNELS_NAME, sgd,        momentum,
-                                                momentum_and_norm,  adam,       lamb_moments,
-                                                lamb_apply,         square_sum, take_written};
+constexpr fleet::ops::UpdateKernels kKernels = {
+    FLEET_KERNELS_NAME, sgd, momentum, adam, lamb_moments, lamb_apply, square_sum, take_written};
 
 }  // namespace

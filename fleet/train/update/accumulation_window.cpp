@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/train/update/accumulation_window.h"
 
+#include <utility>
+
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/torch/interception.h"
@@ -71,8 +73,20 @@ void AccumulationWindow::drop() {
   state_ = State::kClosed;
 }
 
+void AccumulationWindow::clear() {
+  auto pending = std::exchange(forward, nullptr);
+  drop();
+  if (!pending) return;
+  // Without another copy of the buffers: that forward has moved them.
+  stack_.arena->begin_window();
+  stack_.arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
+  samples_ = {};
+  state_ = State::kEmpty;
+  forward = std::move(pending);
+}
+
 void AccumulationWindow::drop_if_cleared() {
-  if (is_open() && !is_armed() && !stack_.arena->take_cleared()) drop();
+  if (is_open() && !is_armed() && !stack_.arena->take_cleared()) clear();
 }
 
 void AccumulationWindow::abandon() noexcept {

@@ -50,6 +50,8 @@ class AccumulationWindow {
 
   /// Forgets what was gathered.
   void drop();
+  /// The same, but for a forward whose backward is still to come.
+  void clear();
   /// torch's zero_grad() on the model drops the window, as long as nothing has been sent.
   void drop_if_cleared();
   /// After a call that failed: drops the window, the graph of a failed backward and what it holds.
