@@ -61,6 +61,7 @@ set(fuzz_library_sources
   fleet/io/safetensors_header.cpp
   fleet/io/xx_hash64.cpp
   fleet/memory/allocator/budget_amount.cpp
+  fleet/ops/fast_ops.cpp
   fleet/optim/lamb.cpp
   fleet/optim/lars.cpp
   fleet/parallel/adaptive_interval.cpp
@@ -83,7 +84,6 @@ set(fuzz_library_sources
   fleet/train/strategy_check.cpp
   fleet/train/strategy_overview.cpp
   fleet/train/update/training_counters.cpp
-  fleet/train/update/trust_ratio_log.cpp
   tools/fleetrun/failure.cpp
   tools/fleetrun/nodes/node_record.cpp
   tools/fleetrun/options.cpp)
