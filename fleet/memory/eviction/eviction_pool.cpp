@@ -2,16 +2,10 @@
 #include "fleet/memory/eviction/eviction_pool.h"
 
 #include <algorithm>
-#include <chrono>
-#include <iterator>
 #include <mutex>
-#include <ranges>
-#include <utility>
 
-#include "fleet/core/seconds_since.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/replay/region.h"
-#include "fleet/memory/replay/replay.h"
 #include "fleet/memory/tape/tensor_storage.h"
 #include "fleet/memory/tape/unrecorded_scope.h"
 
@@ -43,7 +37,6 @@ struct EvictionPool::Neighbourhood {
 };
 
 struct EvictionPool::Group {
-  EvictionPool* pool = nullptr;
   const c10::StorageImpl* storage = nullptr;
   int64_t bytes = 0;
   bool is_pinned = false;
@@ -99,7 +92,7 @@ void EvictionPool::add(const std::shared_ptr<KeptValue>& kept, int storage, int 
   if (!is_new) {
     auto& known = candidates_[place->second];
     if (known.kept.lock() == kept) {
-      if (known.uses.back() != reader) known.uses.push_back(reader);
+      known.last_use = reader;
       return;
     }
     place->second = candidates_.size();  // another one at the same address
@@ -108,7 +101,7 @@ void EvictionPool::add(const std::shared_ptr<KeptValue>& kept, int storage, int 
   const auto maker = maker_.find(storage);
   const int op = origin.op >= 0 ? origin.op : maker == maker_.end() ? -1 : maker->second;
   if (!contains(op)) return;
-  candidates_.push_back({.kept = kept, .op = op, .uses = {reader}, .is_result = origin.op < 0});
+  candidates_.push_back({.kept = kept, .op = op, .last_use = reader, .is_result = origin.op < 0});
   at(op).values.push_back(kept);
 }
 
@@ -192,11 +185,9 @@ void EvictionPool::join(const Candidate& candidate) {
   for (const int op : around.ops) at(op).component = root;
 }
 
-// Seconds of the forward between the op that runs and the next whose backward reads the value; once
-// all have, only replays of what is computed from it do.
+// Seconds of the forward between the op that runs and the one whose backward reads the value.
 double EvictionPool::distance_of(const Candidate& candidate) const {
-  const auto passed = std::ranges::upper_bound(candidate.uses, position_);
-  const int use = passed == candidate.uses.begin() ? candidate.op : *std::prev(passed);
+  const int use = candidate.last_use <= position_ ? candidate.last_use : candidate.op;
   return std::max(at(position_).clock - at(std::min(use, position_)).clock, 0.0);
 }
 
@@ -220,8 +211,7 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
     const auto* const storage = storage_of(kept->tensor());
     const auto [place, is_new] = by_storage.try_emplace(storage, result.size());
     if (is_new) {
-      result.push_back(
-          {.pool = this, .storage = storage, .bytes = static_cast<int64_t>(storage->nbytes())});
+      result.push_back({.storage = storage, .bytes = static_cast<int64_t>(storage->nbytes())});
     }
     auto& group = result[place->second];
     group.candidates.push_back(i);
@@ -236,32 +226,38 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
   return result;
 }
 
-// `later`: seconds of the forward until backward comes to this pool's ops.
-std::vector<EvictionPool::Group> EvictionPool::scored_groups(double later) {
+int64_t EvictionPool::evict_here(int64_t bytes) {
   auto all = groups();
-  const double tiny = ops_.back().clock / static_cast<double>(ops_.size());
+  const double tiny = ops_.empty() ? 1 : ops_.back().clock / static_cast<double>(ops_.size());
   for (auto& group : all) {
     double seconds = 0, distance = at(position_).clock;
     for (const size_t i : group.candidates) {
       seconds += neighbourhood_of(candidates_[i]).seconds;
       distance = std::min(distance, distance_of(candidates_[i]));
     }
-    group.score = seconds / (static_cast<double>(group.bytes) * (later + distance + tiny));
+    group.score = seconds / (static_cast<double>(group.bytes) * (distance + tiny));
   }
-  return all;
-}
-
-void EvictionPool::evict(const Group& group) {
-  for (const size_t i : group.candidates) {
-    const auto kept = candidates_[i].kept.lock();
-    if (before_evict_) before_evict_(*kept);
-    kept->evict();
-    join(candidates_[i]);
+  std::ranges::sort(all, {}, &Group::score);
+  // The bits of a dropout's mask need room before it is freed.
+  const auto has_results_only = [&](const Group& group) {
+    return std::ranges::all_of(group.candidates,
+                               [&](size_t i) { return candidates_[i].is_result; });
+  };
+  const auto first = std::ranges::find_if(all, has_results_only);
+  if (first != all.end()) std::rotate(all.begin(), first, first + 1);
+  int64_t freed = 0;
+  for (const auto& group : all) {
+    if (freed >= bytes) break;
+    for (const size_t i : group.candidates) {
+      const auto kept = candidates_[i].kept.lock();
+      if (before_evict_) before_evict_(*kept);
+      kept->evict();
+      join(candidates_[i]);
+    }
+    freed += counted_bytes(static_cast<size_t>(group.bytes));
   }
-}
-
-bool EvictionPool::has_results_only(const Group& group) const {
-  return std::ranges::all_of(group.candidates, [&](size_t i) { return candidates_[i].is_result; });
+  if (freed > 0 && evicted_) evicted_(freed);
+  return freed;
 }
 
 int64_t EvictionPool::evict(int64_t bytes) {
@@ -270,40 +266,15 @@ int64_t EvictionPool::evict(int64_t bytes) {
     Evicting() { t_evicting = true; }
     ~Evicting() { t_evicting = false; }
   } const evicting;
-  const auto began = std::chrono::steady_clock::now();
   auto& registry = Registry::get();
   const std::scoped_lock lock(registry.mutex);
   const UnrecordedScope unrecorded;
   bytes = std::max(bytes, BudgetAllocator::cpu().counter().live() / kAtOnce);
-  // Those of a later forward are read by backward before those of an earlier one.
-  std::vector<EvictionPool*> pools;
-  std::vector<Group> all;
-  double later = 0;
-  for (auto* pool : registry.pools | std::views::reverse) {
-    if (pool->thread_.load() != std::this_thread::get_id() || pool->ops_.empty()) continue;
-    pools.push_back(pool);
-    auto groups = pool->scored_groups(later);
-    all.insert(all.end(), std::make_move_iterator(groups.begin()),
-               std::make_move_iterator(groups.end()));
-    later += pool->at(pool->position_).clock;
-  }
-  std::ranges::sort(all, {}, &Group::score);
-  // The bits of a dropout's mask need room before it is freed.
-  const auto first = std::ranges::find_if(
-      all, [](const Group& group) { return group.pool->has_results_only(group); });
-  if (first != all.end()) std::rotate(all.begin(), first, first + 1);
   int64_t freed = 0;
-  for (const auto& group : all) {
-    if (freed >= bytes) break;
-    group.pool->evict(group);
-    freed += counted_bytes(static_cast<size_t>(group.bytes));
+  for (auto* pool : registry.pools) {
+    if (pool->thread_.load() != std::this_thread::get_id() || pool->ops_.empty()) continue;
+    if (freed < bytes) freed += pool->evict_here(bytes - freed);
   }
-  const double seconds = seconds_since(began);
-  leave_out_of_replay(seconds);
-  // The observer of one is that of all: a step is measured as a whole.
-  const auto observed = std::ranges::find_if(
-      pools, [](const auto* pool) { return static_cast<bool>(pool->evicted_); });
-  if (observed != pools.end()) (*observed)->evicted_(freed, seconds);
   return freed;
 }
 

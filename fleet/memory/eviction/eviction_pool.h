@@ -39,10 +39,8 @@ class EvictionPool {
   void set_before_evict(std::function<void(const KeptValue&)> before) {
     before_evict_ = std::move(before);
   }
-  /// Called with the bytes that an eviction freed, which may be none, and the seconds that it took.
-  void set_evicted(std::function<void(int64_t bytes, double seconds)> evicted) {
-    evicted_ = std::move(evicted);
-  }
+  /// Called with the bytes that an eviction freed.
+  void set_evicted(std::function<void(int64_t bytes)> evicted) { evicted_ = std::move(evicted); }
 
   // In forward, in the order of the ops.
   void add_op(const OpRecord& record, const TapeValues& values, double seconds);
@@ -72,8 +70,7 @@ class EvictionPool {
     EvictionPool& pool_;
   };
 
-  /// Evicts values of all pools of this thread, whichever have the least score, until `bytes` are
-  /// freed. Returns what was.
+  /// Evicts values of all pools of this thread until `bytes` are freed. Returns what was.
   static int64_t evict(int64_t bytes);
 
  private:
@@ -91,8 +88,8 @@ class EvictionPool {
   };
   struct Candidate {
     std::weak_ptr<KeptValue> kept;
-    int op = 0;                     // that makes it
-    c10::SmallVector<int, 2> uses;  // ops whose backwards read it, in the order of the forward
+    int op = 0;        // that makes it
+    int last_use = 0;  // the op whose backward reads it first
     bool is_result = true;
   };
   struct Group;  // candidates in one storage
@@ -107,9 +104,7 @@ class EvictionPool {
   void join(const Candidate& candidate);
   double distance_of(const Candidate& candidate) const;
   std::vector<Group> groups();
-  std::vector<Group> scored_groups(double later);
-  bool has_results_only(const Group& group) const;
-  void evict(const Group& group);
+  int64_t evict_here(int64_t bytes);
 
   int first_op_;
   std::vector<Op> ops_;
@@ -118,7 +113,7 @@ class EvictionPool {
   std::unordered_map<const KeptValue*, size_t> index_;  // of candidates
   std::unordered_map<int, int> maker_;                  // by storage id: the last op that wrote it
   std::function<void(const KeptValue&)> before_evict_;
-  std::function<void(int64_t, double)> evicted_;
+  std::function<void(int64_t)> evicted_;
   int position_ = 0;  // the op that ran last, or whose backward does
   bool is_forward_ = true;
   int walks_ = 0;

@@ -2,13 +2,11 @@
 #include "fleet/memory/plan/budget_plans.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "fleet/core/log.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
-#include "fleet/memory/allocator/budget_exceeded.h"
 #include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/budget_report.h"
 #include "fleet/memory/plan/planner.h"
@@ -21,15 +19,11 @@ constexpr double kMostMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
 constexpr double kLeastMargin = 0.02;  // above the least that a plan takes
 constexpr double kWorthIt = 0.98;      // of the time of micro-batches twice as large
-constexpr double kMostError = 0.1;     // of what is recomputed, of the time of plain training
-constexpr double kLeastError = 0.002;  // seconds; less is not worth another search
 constexpr double kFarthest = 8;        // between two sizes of which one is estimated from the other
 
-constexpr const char* kThenEvicted = ": values are evicted on demand";
-
 std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
-  return format("no plan holds {} within {}, the least is {}", micro_batch_text(samples),
-                byte_size_text(budget), byte_size_text(least));
+  return format("no plan holds {} within {}, the least is {}: values are evicted on demand",
+                micro_batch_text(samples), byte_size_text(budget), byte_size_text(least));
 }
 
 }  // namespace
@@ -53,15 +47,13 @@ bool BudgetPlans::is_estimated(int64_t samples) const {
   return place != entries_.end() && place->second.estimated_from > 0;
 }
 
-// From the nearest size that has a plan of its own, or that is larger and has none: micro-batches
-// become smaller then.
+// From the nearest size that has a plan of its own.
 void BudgetPlans::estimate(Entry& entry) {
   const Entry* nearest = nullptr;
   double factor = 0;
   const auto distance = [](double ratio) { return std::max(ratio, 1 / ratio); };
   for (const auto& [samples, other] : entries_) {
-    if (samples == 0 || samples == samples_ || other.estimated_from > 0) continue;
-    if (!other.plan && (!other.has_no_plan || samples < samples_)) continue;
+    if (samples == 0 || samples == samples_ || !other.plan || other.estimated_from > 0) continue;
     const auto ratio = static_cast<double>(samples_) / static_cast<double>(samples);
     if (distance(ratio) > kFarthest) continue;
     if (nearest && distance(ratio) >= distance(factor)) continue;
@@ -83,10 +75,7 @@ BudgetPlans::Forward BudgetPlans::begin() {
   running_ = {};
   if (entry.plan) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
-    if (entry.estimated_from == 0) {
-      if (!entry.is_checked) running_.replays = std::make_shared<ReplayTimes>();
-      return running_;
-    }
+    if (entry.estimated_from == 0) return running_;
   } else {
     running_.is_unbounded = std::exchange(entry.is_unbounded, false);
     running_.policy = std::make_shared<EvictOnDemand>();
@@ -135,45 +124,18 @@ void BudgetPlans::end_backward() {
     make(entry);
     if (!entry.plan) entry.measured = std::min(entry.measured, kMeasurements - 1);
   }
-  if (run.replays && entry.plan) check_times(entry, *run.replays);
   if (!run.profiler) return;
   if (std::exchange(entry.estimated_from, 0) > 0 && entry.plan && entry.why_again.empty()) {
     entry.why_again = "that one was estimated, and this one is measured";
   }
   entry.profile = std::make_shared<const StepProfile>(run.profiler->finish());
   ++entry.measured;
-  entry.is_tightened = entry.is_checked = false;
+  entry.is_tightened = false;
   make(entry);
-  if (entry.plan || !run.is_unbounded) return;
+  if (entry.plan || !run.is_unbounded || entry.can_split) return;
   const auto least = least_plan(entry);
-  if (entry.can_split) {  // the update has to be within the budget too: rather split the batch now
-    throw BudgetExceeded({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-                         "[memory] " + no_plan_text(samples_, budget_, least.predicted_peak));
-  }
   throw too_small_error({*entry.profile, samples_, entry.base_tags}, budget_, least,
                         least_budget(least));
-}
-
-// Waiting for the disk cannot be told from what is recomputed meanwhile.
-void BudgetPlans::check_times(Entry& entry, const ReplayTimes& replays) {
-  if (std::exchange(entry.is_checked, true) || entry.plan->offloaded_bytes > 0) return;
-  const auto plain = entry.plan->plain_seconds;
-  const auto predicted = entry.plan->predicted_seconds - plain;
-  const auto error = std::abs(replays.seconds() - predicted);
-  if (error < kLeastError || error < kMostError * plain) return;
-  auto profile = *entry.profile;
-  replays.write_into(profile, &StepProfile::Op::replay_seconds);
-  entry.profile = std::make_shared<const StepProfile>(std::move(profile));
-  entry.why_again = format(
-      "it recomputed for {:.0f} % of the time of plain training, and {:.0f} % were predicted",
-      100 * replays.seconds() / plain, 100 * predicted / plain);
-  const auto before = entry.plan;
-  const auto measured = entry.measured;
-  make(entry);
-  if (entry.plan) return;
-  entry.plan = before;  // slow as it is, there is none other
-  entry.measured = measured;
-  entry.has_no_plan = false;
 }
 
 std::optional<Plan> BudgetPlans::plan_for(const Entry& entry, int64_t limit, bool with_file) const {
@@ -248,19 +210,14 @@ void BudgetPlans::make(Entry& entry) {
     if (std::exchange(entry.estimated_from, 0) > 0) {  // it is measured instead
       entry.profile.reset();
       entry.plain_peak = 0;
-      entry.has_no_estimate = true;
       return;
     }
     entry.measured = kMeasurements;
-    entry.has_no_plan = true;
     if (options_.logs_plans) {
-      const bool is_split_next = entry.was_unbounded && entry.can_split;
-      log::info("plan", prefix + no_plan_text(samples_, budget_, least_plan(entry).predicted_peak) +
-                            (is_split_next ? "" : kThenEvicted));
+      log::info("plan", prefix + no_plan_text(samples_, budget_, least_plan(entry).predicted_peak));
     }
     return;
   }
-  entry.has_no_plan = false;
   if (options_.logs_plans) log::info("plan", prefix + plan_text(samples_, budget_, *plan));
   entry.plan = std::make_shared<const Plan>(std::move(*plan));
 }
@@ -280,8 +237,8 @@ bool BudgetPlans::tighten(bool can_split) {
   running_ = {};
   entry.can_split = can_split;
   if (!entry.plan) {
-    // Nothing was left to evict. A plan, which knows the whole step, may still hold it.
-    const bool may_help = !can_split || !entry.has_no_estimate || options_.disk.is_known();
+    // Nothing was left to evict. A file may still hold it.
+    const bool may_help = options_.disk.is_known() || !can_split;
     if (!may_help || entry.was_unbounded || options_.limit <= budget_) return false;
     entry.is_unbounded = entry.was_unbounded = true;
     return true;
@@ -365,7 +322,7 @@ std::string BudgetPlans::summary(const std::vector<int64_t>& sizes) const {
   for (const auto size : sizes) {
     const auto& entry = entries_.at(size);
     if (!entry.plan) {
-      text += no_plan_text(size, budget_, least_plan(entry).predicted_peak) + kThenEvicted + "\n";
+      text += no_plan_text(size, budget_, least_plan(entry).predicted_peak) + "\n";
       continue;
     }
     text += plan_text(size, budget_, *entry.plan) + "\n";

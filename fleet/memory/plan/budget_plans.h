@@ -11,7 +11,6 @@
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/profile/profiler.h"
-#include "fleet/memory/plan/profile/replay_times.h"
 #include "fleet/memory/tape/policies.h"
 
 namespace fleet::memory {
@@ -29,9 +28,7 @@ struct BudgetPlansOptions {
 /// one is measured as well, and from the third on a plan is followed; each size of micro-batch has
 /// its own. The plan of a further size is estimated from a measured one, so that its first step is
 /// planned already; its second step follows that plan and is measured. If a forward of the same ops
-/// saves more, as with longer sequences, the measured step is scaled up. Where the first planned
-/// step recomputes much longer or shorter than predicted, the plan is made once more from the times
-/// of that step: ops that no eviction had recomputed were estimated. A program that changes is
+/// saves more, as with longer sequences, the measured step is scaled up. A program that changes is
 /// measured again; one that never repeats, or that no plan holds within the budget, evicts on
 /// demand in every step.
 class BudgetPlans {
@@ -53,21 +50,20 @@ class BudgetPlans {
   struct Forward {
     std::shared_ptr<TapePolicy> policy;
     std::shared_ptr<Profiler> profiler;
-    std::shared_ptr<ReplayTimes> replays;  // of the first step by a plan
-    bool is_unbounded = false;             // measured beyond the budget, the last resort
+    bool is_unbounded = false;  // measured beyond the budget, the last resort
   };
   /// How the forward is to be recorded.
   Forward begin();
   void end_forward(const TapeReport& tape);
-  /// If no plan exists for a step that was measured beyond the budget, throws: a BudgetExceeded if
-  /// its batch can be split, else an Error with the least sufficient budget.
+  /// Throws an Error with the least sufficient budget if no plan exists for a step that cannot be
+  /// split.
   void end_backward();
   /// The step failed.
   void forget();
 
   /// Memory was short: true if the same step may fit otherwise: by a plan with a larger margin, by
-  /// eviction on demand instead of a plan, or by a plan from a step that is measured beyond the
-  /// budget, once. `can_split`: if it does not fit, smaller micro-batches may.
+  /// eviction on demand instead of a plan, or, if it cannot be split any further or values may be
+  /// offloaded, by a plan from a step that is measured beyond the budget.
   bool tighten(bool can_split);
 
   /// The plan in force for so many samples; null: none yet.
@@ -104,19 +100,16 @@ class BudgetPlans {
     int steps = 0;  // that ran without a plan
     int measured = 0;
     double margin = 0.01;
-    bool is_tightened = false;     // since it was measured
-    bool is_checked = false;       // the times of its replays, by a step that followed a plan
-    bool has_no_plan = false;      // none was found for its profile
-    bool has_no_estimate = false;  // a plan was estimated from another size, and none fits
-    bool is_unbounded = false;     // the next step is measured beyond the budget
-    bool is_followed = false;      // the last step ran by the plan that is in force
-    bool was_unbounded = false;    // once
-    bool can_split = false;        // its batch, into smaller micro-batches
-    int64_t estimated_from = 0;    // the size of which its profile is scaled; 0: it was measured
-    int64_t saved_bytes = 0;       // of the forward that the profile is of
-    int64_t saved_now = 0;         // of the same ops, where that is more; 0: it is not
-    int64_t plain_peak = 0;        // by the profile
-    std::string why_again;         // a plan is to replace another
+    bool is_tightened = false;   // since it was measured
+    bool is_unbounded = false;   // the next step is measured beyond the budget
+    bool is_followed = false;    // the last step ran by the plan that is in force
+    bool was_unbounded = false;  // once
+    bool can_split = false;      // its batch, into smaller micro-batches
+    int64_t estimated_from = 0;  // the size of which its profile is scaled; 0: it was measured
+    int64_t saved_bytes = 0;     // of the forward that the profile is of
+    int64_t saved_now = 0;       // of the same ops, where that is more; 0: it is not
+    int64_t plain_peak = 0;      // by the profile
+    std::string why_again;       // a plan is to replace another
     std::string offload_note;
     std::shared_ptr<const StepProfile> profile;
     std::vector<MemoryCounter::TagUse> base_tags;
@@ -127,7 +120,6 @@ class BudgetPlans {
   bool uses_file(const Entry& entry) const;
   bool is_estimated(int64_t samples) const;
   void estimate(Entry& entry);
-  void check_times(Entry& entry, const ReplayTimes& replays);
   void resolve(const Entry& entry);
   void make(Entry& entry);
   std::optional<Plan> plan_for(const Entry& entry, int64_t limit, bool with_file) const;

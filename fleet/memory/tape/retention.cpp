@@ -49,9 +49,7 @@ void Retention::open(Treatment treatment) {
     regions_.back()->evict_on_demand();
     if (profile_) {
       regions_.back()->pool()->set_evicted(
-          [profiler = profile_->profiler()](int64_t bytes, double seconds) {
-            profiler->evicted(bytes, seconds);
-          });
+          [profiler = profile_->profiler()](int64_t bytes) { profiler->evicted(bytes); });
     }
   }
   open_.push_back({.region = regions_.back(), .treatment = treatment});

@@ -44,7 +44,6 @@ struct SavedSlot {
   std::shared_ptr<KeptValue> kept;
   std::shared_ptr<Region> region;  // keeps alive what recomputes `kept`
   std::shared_ptr<Profiler> profiler;
-  std::shared_ptr<ReplayObserver> replays;  // is told of what recomputes `kept`
 
  private:
   torch::Tensor read() const;
