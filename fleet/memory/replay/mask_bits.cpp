@@ -108,10 +108,14 @@ void unpack(const uint8_t* bits, int64_t n, Word pattern, Word* words) {
 
 }  // namespace
 
+bool MaskBits::can_hold(const torch::Tensor& mask) {
+  const auto size = mask.element_size();
+  return (mask.is_cpu() || mask.is_meta()) && mask.is_contiguous() && mask.is_floating_point() &&
+         (size == 2 || size == 4);
+}
+
 std::optional<MaskBits> MaskBits::of(const torch::Tensor& mask) {
-  const bool fits = (mask.is_cpu() || mask.is_meta()) && mask.is_contiguous() &&
-                    mask.is_floating_point() && mask.element_size() <= 4;
-  if (!fits || mask.element_size() == 1) return std::nullopt;
+  if (!can_hold(mask)) return std::nullopt;
   MaskBits result;
   result.sizes_ = mask.sizes().vec();
   result.options_ = mask.options();

@@ -15,6 +15,8 @@ class MaskBits {
  public:
   /// Empty if the tensor holds anything else, or is not contiguous.
   static std::optional<MaskBits> of(const torch::Tensor& mask);
+  /// Whether masks of this layout and type can be kept so.
+  static bool can_hold(const torch::Tensor& mask);
   /// The tensor again, bit for bit.
   torch::Tensor mask() const;
   /// What the replay of a dropout takes for each byte of its mask: to unpack the bits, and to

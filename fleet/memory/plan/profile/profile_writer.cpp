@@ -81,12 +81,13 @@ void ProfileWriter::saved(const OpRecord& record, const std::shared_ptr<KeptValu
     block = block_of(values_.storage_id_of(origin.value), record.index);
   } else {
     const auto bytes = counted_bytes(tensor.storage().nbytes());
-    block = profiler_->add_block(
-        {.bytes = bytes,
-         .made = record.index,
-         .dead = record.index,
-         .is_mask = origin.save >= 0 && record.traits->mask_save == origin.save,
-         .element_size = tensor.element_size()});
+    block = profiler_->add_block({.bytes = bytes,
+                                  .made = record.index,
+                                  .dead = record.index,
+                                  .is_mask = origin.save >= 0 &&
+                                             record.traits->mask_save == origin.save &&
+                                             MaskBits::can_hold(tensor),
+                                  .element_size = tensor.element_size()});
     op.makes.push_back(block);
     op.made_bytes += bytes;
   }
