@@ -13,7 +13,8 @@
 namespace fleet::memory {
 namespace {
 
-// "the backward of aten::linear": where a plan takes the most.
+// "the backward of aten::linear, whose gradients and temporary tensors take 3 MiB": where a plan
+// takes the most.
 std::string peak_place(const StepProfile& profile, const Plan& plan) {
   const auto prediction = PlanSimulation(profile).predict(plan);
   const auto forward = std::ranges::max_element(prediction.forward);
@@ -23,8 +24,13 @@ std::string peak_place(const StepProfile& profile, const Plan& plan) {
   const auto index =
       is_backward ? prediction.backward.end() - backward - 1 : forward - prediction.forward.begin();
   if (index < 0 || index >= std::ssize(profile.ops)) return "the backward";
-  return format("the {} of {}", is_backward ? "backward" : "forward",
-                profile.ops[static_cast<size_t>(index)].name);
+  const auto& op = profile.ops[static_cast<size_t>(index)];
+  if (!is_backward) {
+    return format("the forward of {}, whose results and temporary tensors take {}", op.name,
+                  byte_size_text(op.transient));
+  }
+  return format("the backward of {}, whose gradients and temporary tensors take {}", op.name,
+                byte_size_text(op.gradient_bytes + op.backward_transient));
 }
 
 std::string time_text(const Plan& plan) {
