@@ -185,6 +185,26 @@ TEST(AutoMicroBatchTest, OneSampleThatDoesNotFitIsAnErrorWithTheAllocatorsText) 
   EXPECT_TRUE(step().updated);
 }
 
+// 1024 micro-batches of one sample would fit, and take forever.
+TEST(AutoMicroBatchTest, IsNotSplitIntoMoreThan256MicroBatches) {
+  const Budget budget(kPlenty);
+  BlockNet net{BlockNetOptions{.norm = false}};
+  DistributedOptimizer optimizer(
+      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.1}), {},
+      std::make_shared<comm::Communicator>());
+  const auto step = [&] {
+    return optimizer.minimize(small_batch(1024, 0),
+                              [&](const Batch& part) { return net->loss(part); });
+  };
+  int failures = 0;
+  short_of_memory(3, /*in_backward=*/false, &failures)(net);
+  EXPECT_TRUE(says(error_message_of<UsageError>(step), "it is split into 256 micro-batches already",
+                   "the test has no memory left"));
+  EXPECT_EQ(failures, 9);  // of 1024, 512, ... 4 samples
+  short_of_memory(4, /*in_backward=*/false, &failures)(net);
+  EXPECT_EQ(step().micro_batches, 256);
+}
+
 // Without a budget there is nothing to go back to, and a batch without slice() cannot be split: the
 // allocator's error passes.
 TEST(AutoMicroBatchTest, WhatCannotBeSplitPassesTheErrorOn) {
