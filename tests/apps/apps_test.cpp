@@ -382,9 +382,10 @@ TEST(AppsTest, TheEpochsLineCountsEverySampleOnceUnderLocalSgd) {
                        "--log_every=1"};
   const auto images = output_of_two_ranks(
       "resnet50", joined(kSmallResnet, joined(local, {"--samples=192", "--lr=0.05"})));
-  EXPECT_TRUE(says(images, ", 192 samples in ",
-                   "[train] local SGD: the lines of batches are about rank 0 alone",
-                   "[batch] global batch 32 = micro-batch 16 x 1 accumulated x 2 ranks"));
+  EXPECT_TRUE(says(
+      images, ", 192 samples in ", "[train] local SGD: the lines of batches are about rank 0 alone",
+      "[batch] batch 16 of this rank = micro-batch 16 x 1 accumulated; with local SGD each "
+      "of 2 ranks updates with its own"));
   EXPECT_EQ(numbers(images, kBatchLine).size(), 6U) << images;
   const auto text =
       output_of_two_ranks("bert", joined(kSmallBert, joined(local, {"--samples=64"})));
