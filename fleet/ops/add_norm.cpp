@@ -297,12 +297,7 @@ TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
 
 Tensor add_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                 const AddNormOptions& options) {
-  RandomCounter counter = {};
-  if (options.counter) {
-    counter = *options.counter;
-  } else if (options.dropout > 0) {
-    counter = next_counter(x.dim() > 1 ? x.size(0) : 1);
-  }
+  const auto counter = counter_of(options.counter, options.dropout, x.dim() > 1 ? x.size(0) : 1);
   return std::get<0>(add_norm_op().call(x, if_defined(residual), if_defined(weight),
                                         if_defined(bias), options.dropout, options.eps, counter,
                                         options.rms, options.save_sum));

@@ -191,12 +191,7 @@ TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
 }  // namespace
 
 Tensor bias_gelu(const Tensor& x, const Tensor& bias, const BiasGeluOptions& options) {
-  RandomCounter counter = {};
-  if (options.counter) {
-    counter = *options.counter;
-  } else if (options.dropout > 0) {
-    counter = next_counter(x.dim() > 1 ? x.size(0) : 1);
-  }
+  const auto counter = counter_of(options.counter, options.dropout, x.dim() > 1 ? x.size(0) : 1);
   return bias_gelu_op().call(x, if_defined(bias), options.dropout, counter, options.tanh);
 }
 

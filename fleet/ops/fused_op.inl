@@ -42,6 +42,13 @@ inline std::optional<torch::Tensor> if_defined(const torch::Tensor& x) {
   return x.defined() ? std::optional(x) : std::nullopt;
 }
 
+/// Where an op with dropout `p` draws: where its options say, or next in the forward.
+inline RandomCounter counter_of(const std::optional<RandomCounter>& wanted, double p,
+                                int64_t samples) {
+  if (wanted) return *wanted;
+  return p > 0 ? next_counter(samples) : RandomCounter{};
+}
+
 /// In the backward of an op that knows no gradient of its gradient.
 inline void refuse_second_order(const char* op) {
   if (!at::GradMode::is_enabled()) return;

@@ -143,12 +143,7 @@ TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) {
 
 Tensor gelu_linear(const Tensor& x, const Tensor& bias, const Tensor& weight,
                    const Tensor& out_bias, const BiasGeluOptions& options) {
-  RandomCounter counter = {};
-  if (options.counter) {
-    counter = *options.counter;
-  } else if (options.dropout > 0) {
-    counter = next_counter(x.dim() > 1 ? x.size(0) : 1);
-  }
+  const auto counter = counter_of(options.counter, options.dropout, x.dim() > 1 ? x.size(0) : 1);
   return gelu_linear_op().call(x, if_defined(bias), weight, if_defined(out_bias), options.dropout,
                                counter, options.tanh);
 }

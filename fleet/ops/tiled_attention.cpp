@@ -454,12 +454,7 @@ TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) { library.impl("attention", atte
 
 Tensor tiled_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                        const TiledAttentionOptions& options) {
-  RandomCounter counter = {};
-  if (options.counter) {
-    counter = *options.counter;
-  } else if (options.dropout > 0) {
-    counter = next_counter(q.size(0));
-  }
+  const auto counter = counter_of(options.counter, options.dropout, q.size(0));
   const double scale =
       options.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<int64_t>(q.size(-1), 1))));
   return std::get<0>(attention_op().call(q, k, v, if_defined(options.keys),
