@@ -94,6 +94,7 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
   if (micro_batch.is_last && overlap) s.window.arm(requested);
   s.arena->set_arrivals(ParameterArena::Arrivals::kCollect);
   if (s.normalizer->must_keep_apart()) {
+    if (s.memory) s.memory->set_backwards(static_cast<int>(loss.terms.size()));
     s.normalizer->keep_apart(loss, s.loss_scale());
   } else {
     const auto scaled = s.normalizer->scaled(loss, s.loss_scale());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Losses of several terms, each averaged over something else: the update of one batch comes out
 // however the samples are spread over micro-batches and ranks.
+#include <span>
+
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
@@ -168,6 +170,7 @@ struct DeepTerms {
   DistributedStrategy strategy = {};
   double max_grad_norm = 0;
   int64_t updates = 3;
+  int64_t blocks = 6;
 };
 
 constexpr int64_t kDeepSamples = 768, kDeepMicroBatches = 3;
@@ -192,7 +195,7 @@ DeepResult train(const DeepTerms& setup) {
   at::set_num_threads(1);
   DeepResult result;
   run_ranks(setup.ranks, [&](const Comm& comm) {
-    BlockNet net(testing::BlockNetOptions{.blocks = 6, .width = 64, .norm = false});
+    BlockNet net(testing::BlockNetOptions{.blocks = setup.blocks, .width = 64, .norm = false});
     auto strategy = setup.strategy;
     strategy.gradient_merge = setup.form != DeepForm::kWhole;
     strategy.gradient_merge_configs.k_steps = strategy.gradient_merge ? kDeepMicroBatches : 1;
@@ -271,6 +274,33 @@ TEST(LossTermsTest, ARoomyBudgetChangesNothing) {
     for (const int ranks : {1, 2}) {
       const auto got = train({.ranks = ranks, .form = form, .strategy = strategy});
       expect_close(got.parameters, whole.parameters, 1e-5, 1e-6);
+    }
+  }
+}
+
+// A graph that is kept for a backward of each term holds what the forward kept until the last.
+TEST(LossTermsTest, ATightBudgetChangesNothing) {
+  DeepTerms setup{.updates = 4, .blocks = 16};
+  const auto whole = train(setup);
+  const auto expect_within = [&](const std::string& budget, size_t first_within) {
+    SCOPED_TRACE(budget);
+    setup.strategy = {.recompute = true};
+    setup.strategy.recompute_configs.memory_budget = budget;
+    const auto got = train(setup);
+    expect_close(got.parameters, whole.parameters, 1e-5, 1e-6);
+    for (const auto& report : std::span(got.reports).subspan(first_within)) {
+      EXPECT_GT(report.memory.evicted, 0);
+      EXPECT_LE(report.memory.measured_peak, report.memory.budget);
+    }
+    return got.reports.back().memory.budget;
+  };
+  for (const auto form : {DeepForm::kClosure, DeepForm::kEager}) {
+    SCOPED_TRACE(static_cast<int>(form));
+    setup.form = form;
+    for (const int percent : {70, 50}) {
+      // The first window measures what plain training takes, and is not limited.
+      const auto bytes = expect_within(format("{}% of plain", percent), 1);
+      expect_within(format("{}KiB", bytes / 1024), 0);
     }
   }
 }

@@ -105,6 +105,7 @@ bool runs_foreign_ops(int backward) {
 }
 
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+bool current_backward_keeps_graph() { return torch::autograd::get_current_graph_task_keep_graph(); }
 
 void set_opaque_code(bool (*is_inside)()) { g_is_opaque = is_inside; }
 

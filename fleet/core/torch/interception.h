@@ -107,6 +107,8 @@ void call_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
 
 /// The backward that this thread is in, the innermost; -1: none.
 int current_backward();
+/// Whether its graph stays for another backward (retain_graph).
+bool current_backward_keeps_graph();
 
 /// Whether this thread runs other ops than the program's own: those of another backward than
 /// `backward`, or of a torch.func transform or a TorchDispatchMode, which replace ops by others.

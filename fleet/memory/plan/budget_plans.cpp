@@ -112,6 +112,14 @@ void BudgetPlans::end_forward(const TapeReport& tape) {
   }
 }
 
+void BudgetPlans::set_backwards(int backwards) {
+  auto& entry = entries_[samples_];
+  running_.backwards = backwards;
+  if (backwards <= entry.backwards) return;
+  entry.backwards = backwards;
+  if (entry.plan) entry.why_again = format("its graph is kept for {} backwards", backwards);
+}
+
 void BudgetPlans::end_backward() {
   auto& entry = entries_[samples_];
   entry.is_followed = entry.plan != nullptr;
@@ -124,11 +132,19 @@ void BudgetPlans::end_backward() {
     make(entry);
     if (!entry.plan) entry.measured = std::min(entry.measured, kMeasurements - 1);
   }
-  if (!run.profiler) return;
+  if (entry.plan && entry.profile->backwards < entry.backwards) {
+    auto profile = std::make_shared<StepProfile>(*entry.profile);
+    profile->backwards = entry.backwards;
+    entry.profile = std::move(profile);
+    if (!run.profiler) make(entry);
+  }
+  if (!run.profiler || run.backwards < entry.backwards) return;  // others take more
   if (std::exchange(entry.estimated_from, 0) > 0 && entry.plan && entry.why_again.empty()) {
     entry.why_again = "that one was estimated, and this one is measured";
   }
-  entry.profile = std::make_shared<const StepProfile>(run.profiler->finish());
+  auto profile = run.profiler->finish();
+  profile.backwards = run.backwards;
+  entry.profile = std::make_shared<const StepProfile>(std::move(profile));
   ++entry.measured;
   entry.is_tightened = false;
   make(entry);

@@ -51,10 +51,14 @@ class BudgetPlans {
     std::shared_ptr<TapePolicy> policy;
     std::shared_ptr<Profiler> profiler;
     bool is_unbounded = false;  // measured beyond the budget, the last resort
+    int backwards = 1;
   };
   /// How the forward is to be recorded.
   Forward begin();
   void end_forward(const TapeReport& tape);
+  /// The graph of this step is kept for so many backwards. A size that has such steps is planned
+  /// for them.
+  void set_backwards(int backwards);
   /// Throws an Error with the least sufficient budget if no plan exists for a step that cannot be
   /// split.
   void end_backward();
@@ -109,6 +113,7 @@ class BudgetPlans {
     int64_t saved_bytes = 0;     // of the forward that the profile is of
     int64_t saved_now = 0;       // of the same ops, where that is more; 0: it is not
     int64_t plain_peak = 0;      // by the profile
+    int backwards = 1;           // the most of any of its steps
     std::string why_again;       // a plan is to replace another
     std::string offload_note;
     std::shared_ptr<const StepProfile> profile;

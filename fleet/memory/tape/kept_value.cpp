@@ -103,7 +103,10 @@ torch::Tensor KeptValue::get() {
 torch::Tensor KeptValue::read() {
   if (!is_resident()) get();
   auto tensor = tensor_;
-  if (state_ == State::kRecomputed && !is_replay_input_ && --reads_left_ <= 0) evict();
+  if (state_ != State::kRecomputed) return tensor;
+  // A graph that stays keeps its regions, so that nothing would free their inputs.
+  if (is_replay_input_ && !compat::current_backward_keeps_graph()) return tensor;
+  if (--reads_left_ <= 0) evict();
   return tensor;
 }
 

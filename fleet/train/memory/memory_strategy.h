@@ -66,6 +66,10 @@ class MemoryStrategy {
     std::optional<memory::Offload> offload_;
     std::optional<memory::TapeScope> scope_;
   };
+  /// Between `finish` and `end_backward`, if the graph is kept for several backwards.
+  void set_backwards(int backwards) {
+    if (plans_) plans_->set_backwards(backwards);
+  }
   /// Throws when the budget is too small for a micro-batch that cannot be split.
   void end_backward();
 

@@ -56,6 +56,7 @@ struct StepProfile {
   double forward_seconds = 0;
   double backward_seconds = 0;  // without replays
   int64_t measured_peak = 0;    // of the measured step, as it was run
+  int backwards = 1;            // that the graph is kept for: what is held stays until the last
 
   double plain_seconds() const { return forward_seconds + backward_seconds; }
   int64_t saved_bytes() const;

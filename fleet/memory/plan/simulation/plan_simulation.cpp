@@ -74,7 +74,7 @@ PlanSimulation::PlanSimulation(const StepProfile& profile, OffloadFile::Speed di
 PlanSimulation::Interval PlanSimulation::interval(int begin, int end, bool is_dropped,
                                                   const std::vector<char>& recomputed) const {
   const auto outcome = segments_.follow(begin, end, is_dropped, recomputed);
-  Interval result{.seconds = outcome.seconds};
+  Interval result{.seconds = outcome.seconds * profile_.backwards};
   const auto n = static_cast<size_t>(end - begin);
   std::vector<int64_t> forward(n + 1, 0), backward(n + 1, 0), replay(n + 1, 0);
   result.held = outcome.mask_bytes;
@@ -86,7 +86,8 @@ PlanSimulation::Interval PlanSimulation::interval(int begin, int end, bool is_dr
     const auto& block = profile_.blocks[static_cast<size_t>(b)];
     result.held += block.bytes;
     if (offload_.may_offload(b, end)) result.may_offload += block.bytes;
-    backward[static_cast<size_t>(std::max(release, begin) - begin)] += block.bytes;
+    backward[static_cast<size_t>(released_at(std::max(release, begin), begin) - begin)] +=
+        block.bytes;
     const auto made = static_cast<size_t>(block.made - begin);
     if (n > made + 1) forward[made + 1] += block.bytes;
     if (n > made + 1) forward[n] -= block.bytes;
@@ -151,7 +152,7 @@ PlanSimulation::Interval PlanSimulation::interval(int begin, int end, bool is_dr
   }
   result.need = height;
   if (result.may_offload > 0) {
-    double forward_s = 0, backward_s = outcome.seconds;
+    double forward_s = 0, backward_s = result.seconds;
     for (int k = begin; k < end; ++k) {
       forward_s += profile_.ops[static_cast<size_t>(k)].seconds;
       backward_s += profile_.ops[static_cast<size_t>(k)].backward_seconds;
@@ -251,12 +252,12 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
   for (size_t s = 0; s < plan.segments.size(); ++s) {
     outcomes.push_back(outcome_of(plan, s));
     const auto& outcome = *outcomes.back();
-    result.seconds += outcome.seconds;
+    result.seconds += outcome.seconds * profile_.backwards;
     if (outcome.starts >= 0) {
       replay_seconds[static_cast<size_t>(outcome.starts)] += outcome.seconds;
     }
     change_forward[static_cast<size_t>(outcome.end)] += outcome.mask_bytes;
-    change_backward[static_cast<size_t>(outcome.begin)] += outcome.mask_bytes;
+    change_backward[static_cast<size_t>(released_at(outcome.begin))] += outcome.mask_bytes;
   }
   const auto lives = lives_of(outcomes);
   for (size_t b = 0; b < profile_.blocks.size(); ++b) {
@@ -268,7 +269,9 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
       change_forward[static_cast<size_t>(block.made) + 1] += block.bytes;
       change_forward[end] -= block.bytes;
     }
-    if (is_held) change_backward[static_cast<size_t>(lives.held_until[b])] += block.bytes;
+    if (is_held) {
+      change_backward[static_cast<size_t>(released_at(lives.held_until[b]))] += block.bytes;
+    }
   }
   const auto waves = offload_.waves_of(plan, lives.held_until, lives.asked);
   for (const auto& wave : waves) {

@@ -54,6 +54,10 @@ class PlanSimulation {
   }
 
  private:
+  /// The op whose backward is the last to hold what the backward of `op` was the last to need. With
+  /// further backwards to come it stays until the first one is over, where memory is highest.
+  int released_at(int op, int begin = 0) const { return profile_.backwards > 1 ? begin : op; }
+
   using Outcomes = std::vector<std::shared_ptr<const SegmentOutcome>>;
   struct Lives;  // from when to when the blocks of a plan are held
   std::shared_ptr<const SegmentOutcome> outcome_of(const Plan& plan, size_t segment) const;
