@@ -224,9 +224,9 @@ UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
   s.window.check_not_armed();
   s.window.drop_if_cleared();
   return report_of_call([&](UpdateReport& report) {
+    s.log.calls();
     update(
         {.is_micro_batch = true}, [&](int64_t, int64_t) { return loss(); }, report);
-    if (!report.in_window) s.log.batch(s.window.samples(), BatchForm::kCalls);
     ++s.calls;
   });
 }
@@ -318,7 +318,10 @@ std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
   if (s.merge.options().drop_last && s.window.is_open() && !s.window.is_armed()) s.window.drop();
   if (s.window.is_open()) {
     // No call of `minimize`: its samples have been counted.
-    last = report_of_call([&](UpdateReport& report) { complete_window(report); });
+    last = report_of_call([&](UpdateReport& report) {
+      complete_window(report);
+      s.log.batch(s.window.samples(), BatchForm::kBackward);  // calls have said theirs
+    });
   }
   if (s.local) follow(s.local->end_epoch());
   return last;
