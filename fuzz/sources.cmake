@@ -71,6 +71,7 @@ set(fuzz_library_sources
   fleet/snapshot/snapshot_options.cpp
   fleet/snapshot/snapshot_records.cpp
   fleet/snapshot/snapshot_value.cpp
+  fleet/train/command_line_strategy.cpp
   fleet/train/distributed_strategy.cpp
   fleet/train/layer_wise_optimizer.cpp
   fleet/train/program/train_config.cpp

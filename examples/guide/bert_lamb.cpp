@@ -7,9 +7,10 @@
 namespace X = fleet;
 
 int train(int argc, char** argv) {
-  auto configs = X::parse_train_configs(argc, argv, {}, {.reads = {"beta1"}});
+  auto configs = X::parse_train_configs(argc, argv, {}, {.reads = {"beta1", "seed"}});
   auto role = fleet::PaddleCloudRoleMaker{.is_collective = true};
   fleet::init(role);
+  torch::manual_seed(configs.seed);
 
   auto model = X::applications::Bert_base();
   auto loader = model.load_digital_dataset_from_file({

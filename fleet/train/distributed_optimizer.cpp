@@ -26,6 +26,7 @@ struct DistributedOptimizer::State : TrainingStack {
   AccumulationWindow window{*this};
   OutOfMemoryRetry retry{*this, window};
   UpdateLog log{*this};
+  double backward_seconds = 0;  // of the last `backward` and its forward, since the last `step`
 };
 
 DistributedOptimizer::DistributedOptimizer(std::unique_ptr<optim::Optimizer> optimizer,
@@ -212,7 +213,7 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
   }
   report.call = s.calls;
   report.update = updates();
-  report.seconds = seconds_since(begin);
+  report.seconds += seconds_since(begin);  // to those of the user's own forward
   report.total_seconds = s.total_seconds += report.seconds;
   report.memory = s.memory ? s.memory->report_of_call(report.updated, s.window.is_open())
                            : s.plain_memory->report(report.updated, s.window.is_open());
@@ -225,9 +226,9 @@ UpdateReport DistributedOptimizer::minimize(const std::function<Loss()>& loss) {
   s.window.check_not_armed();
   s.window.drop_if_cleared();
   return report_of_call([&](UpdateReport& report) {
+    s.log.calls();
     update(
         {.is_micro_batch = true}, [&](int64_t, int64_t) { return loss(); }, report);
-    if (!report.in_window) s.log.batch(s.window.samples(), BatchForm::kCalls);
     ++s.calls;
   });
 }
@@ -286,7 +287,10 @@ UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOpti
                   "compute each loss inside `const auto scope = optimizer.forward();`");
     }
     s.window.begin_for_backward();
-    if (scopes) scopes->end();
+    if (scopes) {
+      scopes->end();
+      report.seconds = scopes->seconds();
+    }
     const int64_t k_steps = s.merge.calls_per_update();
     compute_gradients({.end = scopes ? scopes->samples() : 0,
                        .is_last = options.is_last || (k_steps > 1 && s.merge.next_is_last()),
@@ -296,7 +300,9 @@ UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOpti
     report.samples = scopes ? scopes->samples() : 0;
     ++s.calls;
   };
-  return report_of_call(work, MemoryFrom::kForward);
+  const auto report = report_of_call(work, MemoryFrom::kForward);
+  s.backward_seconds = report.seconds;
+  return report;
 }
 
 UpdateReport DistributedOptimizer::step() {
@@ -306,10 +312,14 @@ UpdateReport DistributedOptimizer::step() {
     throw Error("step", "there is nothing to update with: no backward(loss) since the last update",
                 "call optimizer.backward(loss), not loss.backward(), before step()");
   }
-  return report_of_call([&](UpdateReport& report) {
+  // With its last micro-batch, as the last of the calls of `minimize(closure)`.
+  const double last_backward = std::exchange(s.backward_seconds, 0);
+  auto report = report_of_call([&](UpdateReport& report) {
     complete_window(report);
     s.log.batch(s.window.samples(), BatchForm::kBackward);
   });
+  report.seconds += last_backward;
+  return report;
 }
 
 std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
@@ -319,7 +329,11 @@ std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
   if (s.merge.options().drop_last && s.window.is_open() && !s.window.is_armed()) s.window.drop();
   if (s.window.is_open()) {
     // No call of `minimize`: its samples have been counted.
-    last = report_of_call([&](UpdateReport& report) { complete_window(report); });
+    s.backward_seconds = 0;
+    last = report_of_call([&](UpdateReport& report) {
+      complete_window(report);
+      s.log.batch(s.window.samples(), BatchForm::kBackward);  // calls have said theirs
+    });
   }
   if (s.local) apply_sync(s.local->end_epoch());
   return last;

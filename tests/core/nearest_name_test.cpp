@@ -25,6 +25,13 @@ TEST(NearestNameTest, FindsWordsOfANameAndNotPiecesOfWords) {
   EXPECT_EQ(did_you_mean("load", {"--recompute_configs.enable_offload"}), "");
 }
 
+TEST(NearestNameTest, FindsWhatANameIsShortFor) {
+  const std::vector<std::string> known = {"gradient_merge", "gradient_scale_configs", "amp"};
+  EXPECT_EQ(did_you_mean("grad_merge", known), " (did you mean 'gradient_merge'?)");
+  EXPECT_EQ(did_you_mean("merge_grad", known), "");
+  EXPECT_EQ(did_you_mean("g", known), "");
+}
+
 TEST(NearestNameTest, IsSilentAboutATextThatIsNoName) {
   EXPECT_EQ(did_you_mean(std::string(100'000, 'x') + "k_steps", {"k_steps", "avg"}), "");
 }

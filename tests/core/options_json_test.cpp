@@ -130,6 +130,8 @@ TEST(OptionsJsonTest, AKeyGivenTwiceIsAnError) {
 TEST(OptionsJsonTest, SyntaxErrorsSayLineAndColumn) {
   const std::string text = refusal("{\n  \"on\": tru,\n}");
   EXPECT_TRUE(text.starts_with("[outer] file.json is not JSON, at 2:12: syntax error")) << text;
+  EXPECT_NE(refusal(R"({"on": True})").find("fix: JSON writes true, false and null"),
+            std::string::npos);
   EXPECT_NE(refusal("").find("at 1:1: "), std::string::npos) << refusal("");
   EXPECT_EQ(refusal("[1]"), "[outer] file.json must hold one object {...}, got [1]");
   EXPECT_NE(refusal(R"({"rate": 1e999})").find("number overflow"), std::string::npos)

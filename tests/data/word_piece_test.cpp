@@ -124,8 +124,8 @@ TEST(VocabularyTest, NamesTheLineThatIsWrong) {
   EXPECT_TRUE(says(refusal("[PAD]\t0\nx\r\t1\n"), "vocab:2: a token that ends in a carriage"));
   EXPECT_TRUE(says(refusal("[PAD]\nx\nx\n"), "'x' occurs twice", "[CLS] is not in it",
                    "[SEP] is not in it", "[MASK] is not in it"));
-  EXPECT_TRUE(
-      says(error_message_of([&] { Vocabulary::load(folder.path() / "absent"); }), "cannot read"));
+  EXPECT_TRUE(says(error_message_of([&] { Vocabulary::load(folder.path() / "absent"); }),
+                   "cannot read", "absent: no such file", "fleet tokenize --train_vocab"));
 }
 
 TEST(VocabularyTest, AFileThatIsNoVocabularyFillsNoScreenAndSteersNone) {

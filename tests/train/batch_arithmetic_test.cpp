@@ -46,14 +46,16 @@ TEST(BatchArithmeticTest, CallsAccumulateAsInTheGuide) {
   const auto unknown = window_of({0, 0, 0, 0});
   EXPECT_EQ(
       (BatchArithmetic{.form = BatchForm::kCalls, .own = unknown, .k_steps = 4, .ranks = 2}.text()),
-      "global batch = micro-batch x 4 accumulated x 2 ranks; k_steps 4 accumulates 4 calls of "
-      "minimize(closure): a micro-batch of N samples makes a batch of 4 N on each rank, as in the "
-      "guide");
+      "global batch = micro-batch x 4 accumulated x 2 ranks = 8 micro-batches; k_steps 4 "
+      "accumulates 4 calls of minimize(closure): a micro-batch of N samples makes a batch of 4 N "
+      "on each rank, as in the guide");
+  EXPECT_EQ((BatchArithmetic{.form = BatchForm::kCalls, .own = window_of({0})}.text()),
+            "global batch = micro-batch x 1 accumulated x 1 rank = 1 micro-batch");
   const std::string merges =
       "; step() merges 4 calls of backward(loss): micro-batches of N samples make a batch of 4 N "
       "on each rank, as in the guide";
   EXPECT_EQ((BatchArithmetic{.form = BatchForm::kBackward, .own = unknown, .ranks = 2}.text()),
-            "global batch = micro-batch x 4 accumulated x 2 ranks" + merges);
+            "global batch = micro-batch x 4 accumulated x 2 ranks = 8 micro-batches" + merges);
   EXPECT_EQ((BatchArithmetic{.form = BatchForm::kBackward,
                              .own = window_of({8, 8, 8, 8}),
                              .global_samples = 64,
@@ -127,19 +129,63 @@ TEST_F(BatchLineTest, ComesOnceWithTheFirstUpdateOfASplitBatch) {
   EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
 }
 
-TEST_F(BatchLineTest, ComesOnceWithTheFirstUpdateOfCalls) {
+// In a run that is long the first update may be hours away.
+TEST_F(BatchLineTest, ComesOnceWithTheFirstOfTheCallsThatAccumulate) {
   auto training = optimizer(merge_);
   const auto call = [&] { training.minimize([&] { return loss(batch_); }); };
+  const auto text = printed(call);
+  EXPECT_TRUE(
+      text.starts_with("[batch] global batch = micro-batch x 4 accumulated x 1 rank = 4 "
+                       "micro-batches; k_steps 4 accumulates 4 calls of minimize(closure)"))
+      << text;
+  EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
+  EXPECT_EQ(training.updates(), 0);
   EXPECT_EQ(printed([&] {
-              for (int i = 0; i < 3; ++i) call();
-            }),
-            "")
-      << "no update yet";
-  EXPECT_TRUE(printed(call).starts_with("[batch] global batch = micro-batch x 4 accumulated x 1 "));
-  EXPECT_EQ(printed([&] {
-              for (int i = 0; i < 8; ++i) call();
+              for (int i = 0; i < 9; ++i) call();
+              training.end_epoch();
             }),
             "");
+}
+
+TEST_F(BatchLineTest, OfCallsIsInMicroBatchesSinceNobodyTellsTheirSamples) {
+  const auto calls = [](int count) {
+    return [count](DistributedOptimizer& training, torch::nn::Linear& net, const Batch& own) {
+      UpdateReport report;
+      for (int i = 0; i < count; ++i) {
+        // Its weight is that of four tokens a sample.
+        report = training.minimize([&] {
+          return WeightedLoss{.sum = net->forward(own.data).square().sum(),
+                              .weight = 4.0 * static_cast<double>(own.size())};
+        });
+      }
+      return report;
+    };
+  };
+  EXPECT_TRUE(
+      printed_on_two_ranks({}, calls(1))
+          .starts_with(
+              "[batch] global batch = micro-batch x 1 accumulated x 2 ranks = 2 micro-batches\n"));
+  EXPECT_TRUE(printed_on_two_ranks(merge_, calls(4))
+                  .starts_with("[batch] global batch = micro-batch x 4 accumulated x 2 ranks = 8 "
+                               "micro-batches; k_steps 4 accumulates 4 calls"));
+  auto local = merge_;
+  local.localsgd = true;
+  EXPECT_TRUE(says(printed_on_two_ranks(local, calls(4)),
+                   "[batch] batch of each rank = micro-batch x 4 accumulated; with local SGD each "
+                   "of 2 ranks updates with its own; k_steps 4 accumulates 4 calls"));
+}
+
+TEST_F(BatchLineTest, OfBackwardComesWithTheEpochsEndToo) {
+  auto training = optimizer({});
+  EXPECT_EQ(printed([&] {
+              for (int i = 0; i < 3; ++i) training.backward(loss(batch_));
+            }),
+            "")
+      << "nobody knows how many there will be";
+  EXPECT_TRUE(
+      says(printed([&] { training.end_epoch(); }),
+           "[batch] global batch = micro-batch x 3 accumulated x 1 rank = 3 micro-batches; step() "
+           "merges 3 calls of backward(loss)"));
 }
 
 // What the ranks see, from what they agree on.
@@ -191,7 +237,9 @@ TEST_F(BatchLineTest, OfBackwardAndStepHasWhatForwardWasTold) {
   for (const bool tells : {false, true}) {
     const auto text = printed_on_two_ranks({}, by_hand(tells, false));
     EXPECT_TRUE(
-        text.starts_with("[batch] global batch = micro-batch x 2 accumulated x 2 ranks" + merges))
+        text.starts_with("[batch] global batch = micro-batch x 2 accumulated x 2 ranks = 4 "
+                         "micro-batches" +
+                         merges))
         << text;
     EXPECT_EQ(text.find("minimize(closure)"), text.npos) << text;
   }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loop in the user's own hands: backward(loss) as often as wanted, step() when wanted.
+#include <chrono>
+#include <thread>
+
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
@@ -296,6 +299,30 @@ TEST(EagerTest, MistakesAreNamed) {
     recompute.backward(loss);
   });
   EXPECT_TRUE(says(text, "the forward never names these checkpoints", "nowhere"));
+}
+
+// A step line has the time of one micro-batch and the update, as with `minimize(closure)`.
+TEST(EagerTest, TimesCountTheUsersForwardOnce) {
+  constexpr double kForward_s = 0.03;
+  auto net = small_net();
+  auto optimizer = distributed_optimizer(small_optimizer("SGD", net, 0.1));
+  const auto begin = std::chrono::steady_clock::now();
+  for (int update = 0; update < 2; ++update) {
+    for (int i = 0; i < 3; ++i) {
+      torch::Tensor loss;
+      {
+        const auto scope = optimizer.forward();
+        std::this_thread::sleep_for(std::chrono::duration<double>(kForward_s));
+        loss = net->forward(small_batch(4, i).data).mean();
+      }
+      EXPECT_GE(optimizer.backward(loss).seconds, kForward_s);
+    }
+    const auto report = optimizer.step();
+    EXPECT_GE(report.seconds, kForward_s);
+    EXPECT_GE(report.total_seconds, 3 * (update + 1) * kForward_s);
+    const auto elapsed = std::chrono::steady_clock::now() - begin;
+    EXPECT_LE(report.total_seconds, std::chrono::duration<double>(elapsed).count());
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
+#include "fleet/train/command_line_strategy.h"
 #include "fleet/train/program/run_options.h"
 #include "fleet/train/strategy_check.h"
 
@@ -139,6 +140,26 @@ TEST(TrainConfigTest, TheFileReplacesTheProgramsStrategy) {
   const StrategyFile file("{}");
   EXPECT_EQ(parsed({"--strategy", file.path.c_str()}, {.strategy = {.amp = true}}).strategy,
             DistributedStrategy());
+}
+
+// A program may assign configs as a whole, as the guide's do.
+TEST(TrainConfigTest, WhatAProgramReplacesIsKnownByName) {
+  auto strategy =
+      parsed({"--lars_configs.lars_coeff", "0.5", "--gradient_merge", "--memory_budget=60%"})
+          .strategy;
+  EXPECT_EQ(overridden_by_program(strategy), std::vector<std::string>());
+  strategy.lars = true;  // nobody asked for anything else
+  strategy.lars_configs = {.lars_weight_decay = 0.25};
+  strategy.recompute_configs = {.checkpoints = {"layer1"}};
+  EXPECT_EQ(overridden_by_program(strategy),
+            (std::vector<std::string>{
+                "recompute_configs.memory_budget = 60% of the command line is not in force: the "
+                "program sets nothing",
+                "lars_configs.lars_coeff = 0.5 of the command line is not in force: the program "
+                "sets 0.001"}));
+  parsed({});
+  EXPECT_EQ(overridden_by_program(strategy), std::vector<std::string>())
+      << "of the last command line alone";
 }
 
 TEST(TrainConfigTest, OwnOptionsAreAFurtherGroup) {

@@ -254,8 +254,11 @@ void read_json(OptionsRef options, std::string_view text, std::string_view sourc
     document = Json::parse(text, std::ref(repeated), /*allow_exceptions=*/true,
                            /*ignore_comments=*/true);
   } catch (const Json::parse_error& error) {
-    throw UsageError(area, format("{} is not JSON, at {}: {}", source, place_of(text, error.byte),
-                                  reason_of(error)));
+    throw UsageError(
+        area,
+        format("{} is not JSON, at {}: {}", source, place_of(text, error.byte), reason_of(error)),
+        "JSON writes true, false and null, texts in double quotes, and no comma behind "
+        "the last value");
   } catch (const RepeatedKeys::TooDeep&) {
     throw UsageError(
         area, format("{} is nested more than {} deep, which no options are", source, kDeepest));

@@ -55,6 +55,24 @@ bool has_word(const Folded& name, const Folded& words) {
          });
 }
 
+// "grad_merge" is gradient_merge: each of its words begins one of the name's, in their order.
+bool is_short_for(const Folded& words, const Folded& name) {
+  if (words.word_starts.size() < 2) return false;
+  size_t at = 0;  // of the next word of the name that may be meant
+  for (size_t i = 0; i < words.word_starts.size(); ++i) {
+    const size_t begin = words.word_starts[i];
+    const size_t end =
+        i + 1 < words.word_starts.size() ? words.word_starts[i + 1] : words.text.size();
+    const auto word = std::string_view(words.text).substr(begin, end - begin);
+    const auto begins = [&](size_t start) {
+      return std::string_view(name.text).substr(start).starts_with(word);
+    };
+    while (at < name.word_starts.size() && !begins(name.word_starts[at])) ++at;
+    if (at++ == name.word_starts.size()) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<std::string> nearest_names(std::string_view wanted,
@@ -69,7 +87,8 @@ std::vector<std::string> nearest_names(std::string_view wanted,
     const bool may_be_near = want.text.size() <= have.text.size() + limit &&
                              have.text.size() <= want.text.size() + limit;
     size_t distance = may_be_near ? edit_distance(want.text, have.text) : limit + 1;
-    if (has_word(have, want) || has_word(want, have)) distance = std::min<size_t>(distance, 2);
+    if (has_word(have, want) || has_word(want, have) || is_short_for(want, have))
+      distance = std::min<size_t>(distance, 2);
     if (distance <= limit) near.emplace_back(distance, name);
   }
   std::stable_sort(near.begin(), near.end(),

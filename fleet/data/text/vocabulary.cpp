@@ -52,8 +52,13 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens, const std::string& sourc
 Vocabulary Vocabulary::load(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in || std::filesystem::is_directory(path)) {
-    throw UsageError("vocabulary", format("cannot read {}", path.string()),
-                     "check the path and its permissions");
+    std::error_code unknown;
+    const bool is_there = std::filesystem::exists(path, unknown) || unknown;
+    throw UsageError("vocabulary",
+                     format("cannot read {}{}", path.string(), is_there ? "" : ": no such file"),
+                     is_there ? "check that it is a file, and its permissions"
+                              : "check the path; 'fleet tokenize --train_vocab' makes one of plain "
+                                "text");
   }
   std::vector<std::string> tokens;
   std::optional<bool> numbered;

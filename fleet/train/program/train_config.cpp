@@ -7,6 +7,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/nearest_name.h"
+#include "fleet/train/command_line_strategy.h"
 
 namespace fleet {
 namespace {
@@ -91,6 +92,7 @@ TrainConfig parse_train_configs(int argc, const char* const* argv,
     config.strategy.recompute = true;
     config.strategy.recompute_configs.plan_only = true;
   }
+  keep_command_line_strategy(config.strategy, defaults.strategy);
   return config;
 }
 

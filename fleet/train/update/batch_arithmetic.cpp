@@ -44,8 +44,9 @@ std::string BatchArithmetic::product() const {
     return line + format("; with local SGD each of {} updates with its own", ranks_text(ranks));
   }
   if (!own.is_known || !global_samples) {
-    return format("global batch = micro-batch x {} accumulated x {}", own.micro_batches,
-                  ranks_text(ranks));
+    return format("global batch = micro-batch x {} accumulated x {} = {}", own.micro_batches,
+                  ranks_text(ranks),
+                  plural(own.micro_batches * ranks, "micro-batch", "micro-batches"));
   }
   if (is_even && own.sum * ranks == *global_samples) {
     return format("global batch {} = micro-batch {} x {} accumulated x {}", *global_samples,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "fleet/core/log.h"
+#include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
 #include "fleet/train/distributed_optimizer.h"
 #include "fleet/train/update/training_stack.h"
@@ -21,6 +22,7 @@ ForwardScopes::ForwardScopes(TrainingStack& stack, const MicroBatch& micro_batch
       recorded_(std::in_place, stack.memory.get(), samples_) {}
 
 void ForwardScopes::leave() {
+  if (random_) seconds_ = seconds_since(begin_);
   recorded_.reset();
   budget_.reset();
   autocast_.reset();

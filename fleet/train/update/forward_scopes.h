@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -28,12 +29,16 @@ class ForwardScopes {
   void end_noexcept() noexcept;
 
   int64_t samples() const { return samples_; }
+  /// How long it lasted, once it has ended.
+  double seconds() const { return seconds_; }
 
  private:
   void leave();
 
   TrainingStack& stack_;
   int64_t samples_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  double seconds_ = 0;
   std::optional<ops::RandomScope> random_;
   std::optional<FastOpsScope> fast_ops_;
   std::optional<SyncBatchNormScope> sync_batch_norm_;

@@ -11,6 +11,7 @@
 #include "fleet/core/options/command_line.h"
 #include "fleet/core/text/format.h"
 #include "fleet/snapshot/hand_over.h"
+#include "fleet/train/command_line_strategy.h"
 #include "fleet/train/layer_wise_optimizer.h"
 #include "fleet/train/strategy_check.h"
 
@@ -29,6 +30,7 @@ TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
   optimizer = layer_wise_optimizer(std::move(own_optimizer), strategy);
   log::plain(strategy.overview());
   for (const auto& remark : remarks) log::info("strategy", remark);
+  for (const auto& line : overridden_by_program(asked_strategy)) log::warn("strategy", line);
 
   const auto& model = optimizer->model();
   if (strategy.gradient_merge) {

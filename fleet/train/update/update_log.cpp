@@ -36,6 +36,11 @@ void UpdateLog::batch(const WindowSamples& own, BatchForm form) {
   log::info("batch", arithmetic.text());
 }
 
+void UpdateLog::calls() {
+  is_local_ = stack_.is_local();
+  batch({.micro_batches = stack_.merge.calls_per_update(), .is_known = false}, BatchForm::kCalls);
+}
+
 void UpdateLog::reduced(const ReducedMetadata& reduced) {
   global_samples_ = reduced.samples;
   is_local_ = reduced.ranks < stack_.comm->size();

@@ -19,6 +19,8 @@ class UpdateLog {
 
   /// The batch arithmetic, with the first update: batches come from the program.
   void batch(const WindowSamples& own, BatchForm form);
+  /// That of `minimize(closure)`, with the first call: nobody knows more of it after the update.
+  void calls();
   /// What ranks know of each other's samples in this update.
   void reduced(const ReducedMetadata& reduced);
   /// Gradients of other backwards, which were discarded.
