@@ -94,9 +94,9 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
       micro_batch.requested_size > 0 ? micro_batch.requested_size : s.merge.micro_batches();
   if (micro_batch.is_last && overlap) s.window.arm(requested);
   s.arena->set_gradient_policy(ParameterArena::GradientPolicy::kAccumulate);
-  if (s.normalizer->must_keep_apart()) {
+  if (s.normalizer->must_defer()) {
     if (s.memory) s.memory->set_backwards(static_cast<int>(loss.terms.size()));
-    s.normalizer->keep_apart(loss, s.loss_scale());
+    s.normalizer->defer(loss, s.loss_scale());
   } else {
     const auto scaled = s.normalizer->scaled(loss, s.loss_scale());
     compat::run_autograd([&] { scaled.backward(); });

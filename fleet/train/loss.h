@@ -27,7 +27,7 @@ struct WeightedLoss {
 ///   return fleet::LossTerms{.terms = {{masked_lm.sum(), masked_tokens}, {pairs.sum(), samples}}};
 ///
 /// The weights of the whole update have to be known before its first backward. They are when the
-/// update has one micro-batch, or when the batch tells them (WeightedBatch); otherwise each term
+/// update has one micro-batch, or when the batch gives them (WeightedBatch); otherwise each term
 /// takes a backward and a copy of the gradients of its own until the last micro-batch.
 struct LossTerms {
   std::vector<WeightedLoss> terms;

@@ -22,6 +22,7 @@ BANNED = {
     r"Crew(Test)?": "WorkerGroup",
     r"set_alone": "no_sync",
     r"usual_weight": "loss_normalizer",
+    r"sit_out": "contribute_zeros",
     r"the engine": "LibTorch, ATen or the autograd engine",
     r"who is to blame|which \w+ is to blame|is blamed": "which rank failed",
     r"without a say|has no say": "with weight 0, or ignored",

@@ -500,7 +500,7 @@ TEST(LossTermsTest, MistakesAreNamed) {
                        return terms;
                      });
                    }),
-                   "the batch tells 2 weights, and the loss has 3 terms"));
+                   "the batch gives 2 weights, and the loss has 3 terms"));
   EXPECT_TRUE(says(error_message_of([&] {
                      optimizer.minimize(batch, [&](const TellingBatch& b) -> Loss {
                        auto terms = terms_of(net, b);
@@ -508,7 +508,7 @@ TEST(LossTermsTest, MistakesAreNamed) {
                        return terms;
                      });
                    }),
-                   "the batch tells weight 53 for term 0 of the loss"));
+                   "the batch gives weight 53 for term 0 of the loss"));
   EXPECT_EQ(optimizer.updates(), 0);
   optimizer.minimize(batch, [&](const TellingBatch& b) { return terms_of(net, b); });
   EXPECT_TRUE(says(error_message_of([&] {

@@ -51,7 +51,7 @@ void AccumulationWindow::arm(int64_t requested) {
 }
 
 void AccumulationWindow::contribute_zeros() {
-  stack_.normalizer->sit_out();
+  stack_.normalizer->contribute_zeros();
   stack_.arena->begin_window();
   samples_ = {};
   stack_.parallel->contribute_zeros(stack_.sample_offsets.is_resized());

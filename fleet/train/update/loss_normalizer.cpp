@@ -81,7 +81,7 @@ LossNormalizer::~LossNormalizer() = default;
 void LossNormalizer::open(std::vector<double> totals, bool is_local) {
   is_local_ = is_local || comm_->size() == 1;
   has_new_terms_ = false;
-  told_ = std::move(totals);
+  batch_totals_ = std::move(totals);
   totals_.reset();
   drop();
 }
@@ -90,7 +90,7 @@ void LossNormalizer::drop() {
   weight_ = 0;
   sums_.clear();
   weights_.clear();
-  apart_.clear();
+  deferred_.clear();
   if (!is_local_) return;
   totals_.reset();
   if (has_new_terms_) set_agreed({});
@@ -142,14 +142,14 @@ void LossNormalizer::add(const MicroBatchLoss& loss, bool is_last, int64_t count
     weights_[t] += loss.terms[t].weight;
   }
   if (terms_ == 1) return;
-  if (!told_.empty() && told_.size() != loss.terms.size()) {
-    throw Error(
-        "minimize",
-        format("the batch tells {} weights, and the loss has {} terms", told_.size(), terms),
-        "give loss_weights() one number for each term, in their order");
+  if (!batch_totals_.empty() && batch_totals_.size() != loss.terms.size()) {
+    throw Error("minimize",
+                format("the batch gives {} weights, and the loss has {} terms",
+                       batch_totals_.size(), terms),
+                "return from loss_weights() one number for each term, in their order");
   }
-  if (!told_.empty()) {
-    agree_on_totals(told_);
+  if (!batch_totals_.empty()) {
+    agree_on_totals(batch_totals_);
   } else if (is_last) {
     agree_on_totals(weights_);
   }
@@ -169,8 +169,8 @@ torch::Tensor LossNormalizer::scaled(const MicroBatchLoss& loss, double scale) c
   return sum;
 }
 
-void LossNormalizer::keep_apart(const MicroBatchLoss& loss, double scale) {
-  if (!std::exchange(has_said_, true)) {
+void LossNormalizer::defer(const MicroBatchLoss& loss, double scale) {
+  if (!std::exchange(has_logged_, true)) {
     log::info("gradient_merge",
               format("the loss has {} terms whose weights are known only with the last "
                      "micro-batch: until then each takes a backward and a copy of the gradients of "
@@ -185,10 +185,10 @@ void LossNormalizer::keep_apart(const MicroBatchLoss& loss, double scale) {
     if (loss.terms[t].value.requires_grad()) last = t;
   }
   drop_cleared();
-  apart_.resize(loss.terms.size());
+  deferred_.resize(loss.terms.size());
   for (size_t t = 0; t < loss.terms.size(); ++t) {
     const auto& term = loss.terms[t];
-    auto& own = apart_[t];
+    auto& own = deferred_[t];
     own.gradients.resize(parameters.size());
     own.count(term.weight);
     if (!term.value.requires_grad()) continue;
@@ -216,7 +216,7 @@ void LossNormalizer::keep_apart(const MicroBatchLoss& loss, double scale) {
 }
 
 // The divisor keeps gradients in the range of a mean's, for half.
-void LossNormalizer::Apart::count(double weight) {
+void LossNormalizer::DeferredTerm::count(double weight) {
   if (weight == 0 || has_divisor) return;
   const torch::NoGradGuard no_grad;
   for (auto& gradient : gradients) {
@@ -228,7 +228,7 @@ void LossNormalizer::Apart::count(double weight) {
 
 // What torch's zero_grad() has cleared since (ParameterArena::take_cleared).
 void LossNormalizer::drop_cleared() {
-  for (auto& own : apart_) {
+  for (auto& own : deferred_) {
     for (size_t i = 0; i < own.gradients.size(); ++i) {
       if (!arena_.has_gradient(i)) own.gradients[i].reset();
     }
@@ -237,13 +237,13 @@ void LossNormalizer::drop_cleared() {
 
 void LossNormalizer::complete() {
   if (terms_ <= 1) return;
-  if (!told_.empty()) {
-    for (size_t t = 0; t < told_.size(); ++t) {
-      if (std::abs(told_[t] - weights_[t]) <= 1e-6 * std::abs(told_[t])) continue;
+  if (!batch_totals_.empty()) {
+    for (size_t t = 0; t < batch_totals_.size(); ++t) {
+      if (std::abs(batch_totals_[t] - weights_[t]) <= 1e-6 * std::abs(batch_totals_[t])) continue;
       throw Error("minimize",
-                  format("the batch tells weight {} for term {} of the loss, and its micro-batches "
+                  format("the batch gives weight {} for term {} of the loss, and its micro-batches "
                          "have {} together",
-                         told_[t], t, weights_[t]),
+                         batch_totals_[t], t, weights_[t]),
                   "make loss_weights() add up what the closure returns");
     }
   }
@@ -252,18 +252,18 @@ void LossNormalizer::complete() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     torch::Tensor sum;
-    for (size_t t = 0; t < apart_.size(); ++t) {
-      const auto& own = apart_[t];
+    for (size_t t = 0; t < deferred_.size(); ++t) {
+      const auto& own = deferred_[t];
       if (!own.gradients[i].defined()) continue;
       const double factor = (*totals_)[t] > 0 ? own.divisor / (*totals_)[t] : 0;
       sum = sum.defined() ? sum.add_(own.gradients[i], factor) : own.gradients[i].mul_(factor);
     }
     if (sum.defined()) arena_.add_gradient(i, sum);
   }
-  apart_.clear();
+  deferred_.clear();
 }
 
-void LossNormalizer::sit_out() {
+void LossNormalizer::contribute_zeros() {
   agree_on_terms(0, 0);
   if (terms_ > 1) agree_on_totals(std::vector<double>(static_cast<size_t>(terms_), 0));
 }
