@@ -171,7 +171,7 @@ void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what)
   throw Error(folder.area, text, fix);
 }
 
-void room_is_taken(std::string_view flag) { demands().forget(flag); }
+void output_written(std::string_view flag) { demands().forget(flag); }
 
 void check_overwrites_nothing(const std::vector<OutputPlace>& outputs,
                               const std::vector<InputFile>& inputs) {

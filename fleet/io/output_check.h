@@ -34,7 +34,7 @@ void check_output_file(const OutputPlace& file, int64_t bytes = 0);
 /// with what that has left. Quotas are not known to it.
 void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what);
 /// What `flag` names has been written, and is no longer counted.
-void room_is_taken(std::string_view flag);
+void output_written(std::string_view flag);
 
 /// An input, and what it is to the user: {"book.txt", "a text"}.
 struct InputFile {

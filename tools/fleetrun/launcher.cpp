@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kArea = "fleetrun";
-constexpr auto kLookEvery = 50ms;
+constexpr auto kPollInterval = 50ms;
 constexpr auto kCollect = 300ms;       // the peers of a crashed rank fail within milliseconds
 constexpr auto kPeerReports = 2000ms;  // in which its peers may report and end by themselves
 constexpr auto kRootCauseWait = 3s;    // for node 0's choice
@@ -119,10 +119,10 @@ std::optional<int> Launcher::back_off() {
   const auto pause = pause_.next();
   if (pause == 0s || cluster_.node_rank != 0) return std::nullopt;
   log::info(kArea, format("{} attempts in a row failed within {} s: the next one begins in {} s",
-                          pause_.in_a_row(), RestartPause::kAtOnce.count(), pause.count()));
+                          pause_.in_a_row(), RestartBackoff::kAtOnce.count(), pause.count()));
   const auto end = Clock::now() + pause;
   while (Clock::now() < end) {
-    const auto signal = inbox_.next(kLookEvery);
+    const auto signal = inbox_.next(kPollInterval);
     if (signal && *signal != SIGCHLD) return signal;
   }
   return std::nullopt;
@@ -165,7 +165,7 @@ std::optional<Failure> Launcher::run_attempt(NodeCoordinator& coordinator, int a
   }
   WorkerGroup& workers = *started;
   const auto stop = supervise(coordinator, workers, attempt);
-  look_for_full_disk(workers);
+  warn_of_full_disk(workers);
   if (!stop) return std::nullopt;
 
   // Before the ranks are ended, which may take the whole grace period: the other nodes wait for it.
@@ -185,7 +185,7 @@ std::optional<Failure> Launcher::gather(NodeCoordinator& coordinator) {
       coordinator.report(*failure);
       return failure;
     }
-    const auto signal = inbox_.next(kLookEvery);
+    const auto signal = inbox_.next(kPollInterval);
     if (signal && *signal != SIGCHLD) return report_stop(coordinator, *signal);
   }
 }
@@ -236,7 +236,7 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeCoordinator& coordinator,
   const RankFailures failures(cluster_, *logs_, max_restarts_ > 0);
   StoppedRanks stopped_ranks(failures, peer_limit_s(options_));
   while (true) {
-    const auto signal = inbox_.next(kLookEvery);
+    const auto signal = inbox_.next(kPollInterval);
     if (signal && *signal != SIGCHLD) {
       const auto stopped = stopped_by(*signal);
       coordinator.report(stopped);
@@ -259,7 +259,7 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeCoordinator& coordinator,
     }
     if (!failed_here) restart_failed_ranks(restart_policy, workers, attempt);
     stopped_ranks.look(workers);
-    look_for_full_disk(workers);
+    warn_of_full_disk(workers);
     if (const auto rank = stopped_ranks.too_long(workers); rank && !failed_at) {
       if (options_.elastic) {
         workers.worker(*rank).send(SIGKILL);  // so that it is restarted like any other lost rank
@@ -305,11 +305,11 @@ Failure Launcher::agree(NodeCoordinator& coordinator) const {
     const auto state = coordinator.state();
     if (state.root_cause) return *state.root_cause;
     if (Clock::now() >= deadline && !state.failures.empty()) return first_cause(state.failures);
-    inbox_.next(kLookEvery);
+    inbox_.next(kPollInterval);
   }
 }
 
-void Launcher::look_for_full_disk(WorkerGroup& workers) {
+void Launcher::warn_of_full_disk(WorkerGroup& workers) {
   const auto text = logs_->new_write_error();
   if (!text) return;
   workers.fresh_line();

@@ -12,7 +12,7 @@
 #include "tools/fleetrun/nodes/rendezvous.h"
 #include "tools/fleetrun/options.h"
 #include "tools/fleetrun/process/worker_group.h"
-#include "tools/fleetrun/restart_pause.h"
+#include "tools/fleetrun/restart_backoff.h"
 #include "tools/fleetrun/restart_policy.h"
 
 namespace fleet::launch {
@@ -63,7 +63,7 @@ class Launcher {
   Stop stop_after(std::vector<Failure> failures, const WorkerGroup& workers, int asked_by) const;
 
   /// Warns once that a log cannot be written.
-  void look_for_full_disk(WorkerGroup& workers);
+  void warn_of_full_disk(WorkerGroup& workers);
   Failure stopped_by(int signal) const;
   void announce() const;
   std::vector<Environment> environments(int attempt) const;
@@ -76,7 +76,7 @@ class Launcher {
   std::optional<LogFolderLock> log_lock_;
   std::optional<WorkerLogs> logs_;  // from `prepare` on
   int max_restarts_ = 0;
-  RestartPause pause_;
+  RestartBackoff pause_;
   std::chrono::steady_clock::time_point next_log_;
   Cluster cluster_;
 };

@@ -14,15 +14,15 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kArea = "fleetrun";
-constexpr auto kLookForStopped = 1s;
+constexpr auto kStoppedCheckInterval = 1s;
 constexpr auto kPeersFirst = 5s;       // their errors are more specific
 constexpr double kUsualLimit_s = 600;  // of fleet::init
 
 }  // namespace
 
 void StoppedRanks::look(WorkerGroup& workers) {
-  if (Clock::now() < next_look_) return;
-  next_look_ = Clock::now() + kLookForStopped;
+  if (Clock::now() < next_check_) return;
+  next_check_ = Clock::now() + kStoppedCheckInterval;
   const auto stopped = workers.stopped();
   if (!stopped.empty() || !since_.empty()) workers.fresh_line();
   std::map<size_t, Clock::time_point> now;

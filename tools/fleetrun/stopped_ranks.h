@@ -35,7 +35,7 @@ class StoppedRanks {
   const RankFailures& failures_;
   double limit_s_;
   std::map<size_t, Clock::time_point> since_;  // by local rank
-  Clock::time_point next_look_;
+  Clock::time_point next_check_;
 };
 
 /// `--peer_timeout_s`, else FLEET_TIMEOUT_S, else what fleet::init waits.
