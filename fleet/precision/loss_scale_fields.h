@@ -12,7 +12,7 @@ namespace fleet {
 template <typename O>
 std::vector<Field> loss_scale_fields() {
   return {
-      field<&O::init_loss_scaling>("init_loss_scaling", "first loss scale").above(0),
+      field<&O::init_loss_scaling>("init_loss_scaling", "initial loss scale").above(0),
       field<&O::incr_every_n_steps>("incr_every_n_steps",
                                     "the scale grows after so many updates without overflow")
           .at_least(1)
@@ -24,7 +24,7 @@ std::vector<Field> loss_scale_fields() {
       field<&O::incr_ratio>("incr_ratio", "factor by which the scale grows").above(1),
       field<&O::decr_ratio>("decr_ratio", "factor by which the scale shrinks").above(0).below(1),
       field<&O::use_dynamic_loss_scaling>("use_dynamic_loss_scaling",
-                                          "let the loss scale grow and shrink"),
+                                          "dynamic loss scale; off: it stays at init_loss_scaling"),
   };
 }
 
