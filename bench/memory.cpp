@@ -20,8 +20,10 @@
 #include "fleet/core/torch/interception.h"
 #include "fleet/data/text/bert_batch.h"
 #include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/planner.h"
 #include "fleet/memory/plan/profile/meta_profile.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/tape/policies.h"
 
 #include "bench/benches.h"

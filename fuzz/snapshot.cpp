@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "fleet/core/options/options_json.h"
+#include "fleet/core/xx_hash64.h"
 #include "fleet/data/sharded_sampler.h"
-#include "fleet/io/xx_hash64.h"
 #include "fleet/snapshot/snapshot_folder.h"
 #include "fleet/snapshot/snapshot_records.h"
 #include "fleet/snapshot/snapshot_value.h"

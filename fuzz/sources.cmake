@@ -35,6 +35,7 @@ set(fuzz_library_sources
   fleet/core/text/plural.cpp
   fleet/core/text/printable.cpp
   fleet/core/version.cpp
+  fleet/core/xx_hash64.cpp
   fleet/data/formats/byte_source.cpp
   fleet/data/formats/idx_file.cpp
   fleet/data/formats/jpeg.cpp
@@ -59,7 +60,6 @@ set(fuzz_library_sources
   fleet/io/output_check.cpp
   fleet/io/safetensors.cpp
   fleet/io/safetensors_header.cpp
-  fleet/io/xx_hash64.cpp
   fleet/memory/allocator/budget_amount.cpp
   fleet/ops/fast_ops.cpp
   fleet/optim/lamb.cpp

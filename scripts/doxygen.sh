@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The reference of fleet/fleet.h and of every header that it includes, as HTML: scripts/doxygen.sh [FOLDER], build/reference by
-# default. A warning is a failure, but for members that have no comment: a name that says enough needs none. Takes about 10 s.
+# default, in the groups of docs/api/groups.dox, which has to list each of them. A warning is a failure, but for members that have
+# no comment: a name that says enough needs none. Takes about 10 s.
 set -euo pipefail
 output=$(realpath -m "${1:-$(dirname "$0")/../build/reference}")
 cd "$(dirname "$0")/.."
@@ -18,9 +19,15 @@ headers() {
   printf '%s\n' "$seen"
 }
 
+public=$(headers fleet/fleet.h)
+if ! diff <(printf '%s\n' "$public") <(sed -n 's/.*@file \([^ ]*\).*/\1/p' docs/api/groups.dox | sort) >"$output/ungrouped"; then
+  echo "docs/api/groups.dox does not list the public headers (<: without a group, >: not public, or twice):"
+  cat "$output/ungrouped"
+  exit 1
+fi
 {
   cat docs/Doxyfile
-  printf 'INPUT = %s\nOUTPUT_DIRECTORY = "%s"\n' "$(headers fleet/fleet.h | tr '\n' ' ')" "$output"
+  printf 'INPUT = %s\nOUTPUT_DIRECTORY = "%s"\n' "docs/api/groups.dox $(printf '%s' "$public" | tr '\n' ' ')" "$output"
 } | doxygen - >"$output/log" 2>&1 || { cat "$output/log" >&2; exit 1; }
 if sed "s#^$PWD/##" "$output/log" | grep -v -e '^ *$' -e 'Member .* is not documented' >"$output/warnings"; then
   cat "$output/warnings"

@@ -11,6 +11,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/printable.h"
+#include "fleet/core/xx_hash64.h"
 
 namespace fleet {
 namespace {
@@ -82,9 +83,7 @@ std::vector<std::string> split(const std::string& list, char separator) {
 
 // The same port on all ranks of a job, if none is given.
 int port_from(const std::string& job) {
-  uint32_t hash = 2166136261u;
-  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
-  return 20000 + static_cast<int>(hash % 10000);
+  return 20000 + static_cast<int>(XxHash64::of(job) % 10000);
 }
 
 void read_master(Environment& environment, RoleMaker& role) {
@@ -182,15 +181,22 @@ void derive_master(Environment& environment, RoleMaker& role, const std::string&
   }
 }
 
+// False: none of the two is set.
+bool read_rank(Environment& environment, RoleMaker& role, const char* rank_name,
+               const char* world_name) {
+  const auto rank = environment.number(rank_name);
+  const auto world = environment.number(world_name);
+  if (!rank && !world) return false;
+  role.source = format("{}, {}", rank_name, world_name);
+  role.rank = environment.required(rank_name, rank, world_name);
+  role.world_size = environment.required(world_name, world, rank_name);
+  return true;
+}
+
 // Before Slurm's: under mpirun in a Slurm job, Slurm's variables are those of its daemons, one for
 // each node.
 bool read_open_mpi(Environment& environment, RoleMaker& role) {
-  const auto rank = environment.number("OMPI_COMM_WORLD_RANK");
-  const auto world = environment.number("OMPI_COMM_WORLD_SIZE");
-  if (!rank && !world) return false;
-  role.source = "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE";
-  role.rank = environment.required("OMPI_COMM_WORLD_RANK", rank, "OMPI_COMM_WORLD_SIZE");
-  role.world_size = environment.required("OMPI_COMM_WORLD_SIZE", world, "OMPI_COMM_WORLD_RANK");
+  if (!read_rank(environment, role, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) return false;
   read_local_ranks(role, environment.number("OMPI_COMM_WORLD_LOCAL_RANK"),
                    environment.number("OMPI_COMM_WORLD_LOCAL_SIZE"));
   derive_master(environment, role, "Open MPI", environment.text("PMIX_NAMESPACE").value_or("ompi"),
@@ -283,9 +289,7 @@ bool read_slurm(Environment& environment, RoleMaker& role) {
 
 // MPICH, Intel MPI and others with Hydra.
 bool read_pmi(Environment& environment, RoleMaker& role) {
-  const auto rank = environment.number("PMI_RANK");
-  const auto world = environment.number("PMI_SIZE");
-  if (!rank && !world) {
+  if (!read_rank(environment, role, "PMI_RANK", "PMI_SIZE")) {
     if (const auto alone = environment.text("PMIX_RANK")) {
       environment.problem(
           format("PMIX_RANK={} implies several ranks, and nothing gives "
@@ -294,9 +298,6 @@ bool read_pmi(Environment& environment, RoleMaker& role) {
     }
     return false;
   }
-  role.source = "PMI_RANK, PMI_SIZE";
-  role.rank = environment.required("PMI_RANK", rank, "PMI_SIZE");
-  role.world_size = environment.required("PMI_SIZE", world, "PMI_RANK");
   read_local_ranks(role, environment.number("MPI_LOCALRANKID"),
                    environment.number("MPI_LOCALNRANKS"));
   derive_master(environment, role, "MPI", environment.text("PMI_ID").value_or("pmi"),

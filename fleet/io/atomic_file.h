@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "fleet/core/process/descriptor.h"
-#include "fleet/io/xx_hash64.h"
+#include "fleet/core/xx_hash64.h"
 
 namespace fleet {
 

@@ -9,8 +9,8 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
+#include "fleet/ops/bias_gelu_ops.inl"
 #include "fleet/ops/dropout.h"
-#include "fleet/ops/fused_op.inl"
 
 namespace fleet::ops {
 namespace {
@@ -19,20 +19,6 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
-
-using BiasGeluOp = Tensor(const Tensor&, const OptionalTensor&, double, c10::IntArrayRef, bool);
-using BiasGeluBackwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                              const OptionalTensor&, double,
-                                                              c10::IntArrayRef, bool, bool);
-
-const auto& bias_gelu_op() {
-  static const auto op = fleet_op<BiasGeluOp>("bias_gelu");
-  return op;
-}
-const auto& bias_gelu_backward_op() {
-  static const auto op = fleet_op<BiasGeluBackwardOp>("bias_gelu_backward");
-  return op;
-}
 
 struct GeluShape {
   int64_t width;

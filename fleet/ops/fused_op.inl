@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// No public header: it includes much of LibTorch. What the fused ops share: which tensors have kernels, and how an op of Fleet is called.
+// No public header: it includes much of LibTorch. What the fused ops share: which tensors have
+// kernels, and how an op of Fleet is called.
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -64,6 +66,11 @@ inline int64_t range_count(int64_t n, int64_t least) {
 inline void for_ranges(int64_t n, int64_t count,
                        const std::function<void(int64_t, int64_t, int64_t)>& work) {
   parallel_chunks(count, [&](int64_t i) { work(i, n * i / count, n * (i + 1) / count); });
+}
+
+/// In autocast's type, for the autocast kernel of an op.
+inline torch::Tensor to_autocast_dtype(const torch::Tensor& x) {
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(torch::kCPU), x, torch::kCPU);
 }
 
 /// An op of namespace `fleet`, past autograd where the caller is its autograd kernel.

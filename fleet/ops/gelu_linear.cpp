@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/gelu_linear.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "fleet/core/text/format.h"
-#include "fleet/ops/fused_op.inl"
+#include "fleet/ops/bias_gelu_ops.inl"
 
 namespace fleet::ops {
 namespace {
@@ -18,21 +17,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
 
-using GeluOp = Tensor(const Tensor&, const OptionalTensor&, double, c10::IntArrayRef, bool);
-using GeluBackwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                          const OptionalTensor&, double,
-                                                          c10::IntArrayRef, bool, bool);
 using GeluLinearOp = Tensor(const Tensor&, const OptionalTensor&, const Tensor&,
                             const OptionalTensor&, double, c10::IntArrayRef, bool);
 
-const auto& gelu_op() {
-  static const auto op = fleet_op<GeluOp>("bias_gelu");
-  return op;
-}
-const auto& gelu_backward_op() {
-  static const auto op = fleet_op<GeluBackwardOp>("bias_gelu_backward");
-  return op;
-}
 const auto& gelu_linear_op() {
   static const auto op = fleet_op<GeluLinearOp>("gelu_linear");
   return op;
@@ -49,7 +36,7 @@ Tensor gelu_linear_kernel(const Tensor& x, const OptionalTensor& bias, const Ten
                           const OptionalTensor& out_bias, double p, c10::IntArrayRef counter,
                           bool tanh) {
   check_weight(x, weight);
-  return at::linear(gelu_op().call(x, bias, p, counter, tanh), weight, out_bias);
+  return at::linear(bias_gelu_op().call(x, bias, p, counter, tanh), weight, out_bias);
 }
 
 struct GeluLinearFunction : torch::autograd::Function<GeluLinearFunction> {
@@ -70,7 +57,7 @@ struct GeluLinearFunction : torch::autograd::Function<GeluLinearFunction> {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &bias = saved[1], &weight = saved[2];
     const auto dy = gradients[0].to(x.scalar_type()).reshape({-1, weight.size(0)});
-    const auto [dx, dbias, recomputed] = gelu_backward_op().call(
+    const auto [dx, dbias, recomputed] = bias_gelu_backward_op().call(
         at::mm(dy, weight).view(x.sizes()), x, if_defined(bias), ctx->saved_data["p"].toDouble(),
         ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool(),
         /*recompute=*/ctx->saved_data["weight"].toBool());
@@ -90,7 +77,7 @@ Tensor gelu_linear_autograd(const Tensor& x, const OptionalTensor& bias, const T
                             bool tanh) {
   check_weight(x, weight);
   if (!has_kernel(x)) {
-    return at::linear(gelu_op().call(x, bias, p, counter, tanh), weight, out_bias);
+    return at::linear(bias_gelu_op().call(x, bias, p, counter, tanh), weight, out_bias);
   }
   return GeluLinearFunction::apply(x, bias, weight, out_bias, p, counter, tanh);
 }
@@ -100,14 +87,10 @@ Tensor gelu_linear_autocast(const Tensor& x, const OptionalTensor& bias, const T
                             const OptionalTensor& out_bias, double p, c10::IntArrayRef counter,
                             bool tanh) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
-  const auto type = at::autocast::get_autocast_dtype(torch::kCPU);
-  const auto cast = [&](const Tensor& t) {
-    return at::autocast::cached_cast(type, t, torch::kCPU);
-  };
   return gelu_linear_op().call(
-      cast(x), bias, cast(weight),
-      out_bias && out_bias->defined() ? OptionalTensor(cast(*out_bias)) : std::nullopt, p, counter,
-      tanh);
+      to_autocast_dtype(x), bias, to_autocast_dtype(weight),
+      out_bias && out_bias->defined() ? OptionalTensor(to_autocast_dtype(*out_bias)) : std::nullopt,
+      p, counter, tanh);
 }
 
 Tensor gelu_linear_meta(const Tensor& x, const OptionalTensor& bias, const Tensor& weight,

@@ -3,7 +3,6 @@
 
 #include <numeric>
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
@@ -199,12 +198,8 @@ Four linear_cross_entropy_autocast(const Tensor& x, const Tensor& weight,
                                    int64_t ignore_index, double smoothing, int64_t chunk_rows,
                                    bool gradients) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
-  const auto type = at::autocast::get_autocast_dtype(torch::kCPU);
-  const auto cast = [&](const Tensor& t) {
-    return at::autocast::cached_cast(type, t, torch::kCPU);
-  };
-  return linear_cross_entropy_op().call(cast(x), cast(weight), bias, labels, ignore_index,
-                                        smoothing, chunk_rows, gradients);
+  return linear_cross_entropy_op().call(to_autocast_dtype(x), to_autocast_dtype(weight), bias,
+                                        labels, ignore_index, smoothing, chunk_rows, gradients);
 }
 
 // The logits, and the gradients of both factors.

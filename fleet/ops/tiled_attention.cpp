@@ -2,10 +2,7 @@
 #include "fleet/ops/tiled_attention.h"
 
 #include <cmath>
-#include <cstdlib>
-#include <new>
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/_safe_softmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
@@ -16,6 +13,7 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
+#include "fleet/ops/attention_call.h"
 #include "fleet/ops/fused_op.inl"
 
 namespace fleet::ops {
@@ -41,22 +39,6 @@ const auto& attention_backward_op() {
   static const auto op = fleet_op<AttentionBackwardOp>("attention_backward");
   return op;
 }
-
-struct AttentionShape {
-  int64_t samples, queries, heads, width, keys, kv_heads;
-  int64_t group;   // heads of queries for one of keys
-  int64_t blocks;  // of 64 queries
-
-  AttentionShape(const Tensor& q, const Tensor& k)
-      : samples(q.size(0)),
-        queries(q.size(1)),
-        heads(q.size(2)),
-        width(q.size(3)),
-        keys(k.size(1)),
-        kv_heads(k.size(2)),
-        group(kv_heads > 0 ? heads / kv_heads : 1),
-        blocks((queries + 63) / 64) {}
-};
 
 void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& keys,
                      double p) {
@@ -146,121 +128,6 @@ Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v,
     weights = weights * (mask * static_cast<double>(stream.scale));
   }
   return at::matmul(weights, of_heads(v)).transpose(1, 2);
-}
-
-// Rows that the kernels can walk.
-Tensor with_dense_heads(const Tensor& x) {
-  return x.stride(3) == 1 || x.size(3) == 1 ? x : x.contiguous();
-}
-
-/// Of every sample: the keys that may be looked at. Empty list: all of them, with equal weights.
-class KeyLists {
- public:
-  KeyLists(const OptionalTensor& mask, const AttentionShape& shape) {
-    if (!mask) return;
-    const auto seen = mask->to(torch::kBool).contiguous();
-    const bool* const bits = seen.const_data_ptr<bool>();
-    lists_.resize(static_cast<size_t>(shape.samples));
-    for (int64_t n = 0; n < shape.samples; ++n) {
-      auto& list = lists_[static_cast<size_t>(n)];
-      for (int64_t j = 0; j < shape.keys; ++j) {
-        if (bits[n * shape.keys + j]) list.push_back(static_cast<int32_t>(j));
-      }
-    }
-  }
-  /// Null: no mask.
-  const std::vector<int32_t>* of(int64_t sample) const {
-    return lists_.empty() ? nullptr : &lists_[static_cast<size_t>(sample)];
-  }
-
- private:
-  std::vector<std::vector<int32_t>> lists_;
-};
-
-/// Arguments of the kernels for a sample and a head.
-class AttentionCall {
- public:
-  AttentionCall(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& keys,
-                const OptionalTensor& bias, bool causal, double p, double scale,
-                c10::IntArrayRef counter)
-      : shape(q, k),
-        stream_(random_stream(p, counter)),
-        q_(with_dense_heads(q)),
-        k_(with_dense_heads(k)),
-        v_(with_dense_heads(v)),
-        lists_(keys, shape),
-        causal_(causal),
-        scale_(scale) {
-    if (p > 0 && counter[2] >= (1 << 16)) {
-      throw Error("random", format("site {} of an attention, above 65535", counter[2]));
-    }
-    if (bias) {
-      bias_ =
-          bias->to(torch::kFloat).expand({shape.samples, shape.heads, shape.queries, shape.keys});
-    }
-  }
-
-  AttentionArgs args(int64_t sample, int64_t head) const {
-    const int64_t kv_head = head / shape.group;
-    AttentionArgs a{};
-    a.q = row(q_, sample, head);
-    a.k = row(k_, sample, kv_head);
-    a.v = row(v_, sample, kv_head);
-    a.queries = shape.queries;
-    a.key_count = a.key_total = shape.keys;
-    a.width = shape.width;
-    a.q_stride = q_.stride(1);
-    a.k_stride = k_.stride(1);
-    a.v_stride = v_.stride(1);
-    a.causal = causal_;
-    a.scale = static_cast<float>(scale_);
-    a.sample = stream_.first_sample + static_cast<uint32_t>(sample);
-    a.head = static_cast<uint32_t>(head);
-    a.stream = &stream_;
-    if (bias_.defined()) {
-      a.bias = bias_.const_data_ptr<float>() + sample * bias_.stride(0) + head * bias_.stride(1);
-      a.bias_stride_q = bias_.stride(2);
-      a.bias_stride_k = bias_.stride(3);
-    }
-    const auto* const list = lists_.of(sample);
-    if (list && list->empty()) {
-      a.scale = 0;
-      a.bias = nullptr;
-      a.causal = false;
-    } else if (list && std::ssize(*list) < shape.keys) {
-      a.keys = list->data();
-      a.key_count = std::ssize(*list);
-    }
-    return a;
-  }
-
-  size_t kernel() const { return kernel_of(q_); }
-
-  static void* row(const Tensor& x, int64_t sample, int64_t head) {
-    return static_cast<char*>(const_cast<void*>(x.const_data_ptr())) +
-           (sample * x.stride(0) + head * x.stride(2)) * x.element_size();
-  }
-
-  const AttentionShape shape;
-
- private:
-  RandomStream stream_;
-  Tensor q_, k_, v_, bias_;
-  KeyLists lists_;
-  bool causal_;
-  double scale_;
-};
-
-struct FreeMemory {
-  void operator()(float* p) const { std::free(p); }
-};
-using AlignedFloats = std::unique_ptr<float[], FreeMemory>;
-
-AlignedFloats aligned_floats(int64_t count) {
-  const auto bytes = static_cast<size_t>((count * 4 + 63) / 64 * 64);
-  auto* const p = static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(bytes, 64)));
-  if (p == nullptr) throw std::bad_alloc();
-  return AlignedFloats(p);
 }
 
 std::tuple<Tensor, Tensor> attention_kernel(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -411,11 +278,8 @@ std::tuple<Tensor, Tensor> attention_autocast(const Tensor& q, const Tensor& k, 
                                               const OptionalTensor& bias, bool causal, double p,
                                               double scale, c10::IntArrayRef counter) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
-  const auto type = at::autocast::get_autocast_dtype(torch::kCPU);
-  const auto cast = [&](const Tensor& x) {
-    return at::autocast::cached_cast(type, x, torch::kCPU);
-  };
-  return attention_op().call(cast(q), cast(k), cast(v), keys, bias, causal, p, scale, counter);
+  return attention_op().call(to_autocast_dtype(q), to_autocast_dtype(k), to_autocast_dtype(v), keys,
+                             bias, causal, p, scale, counter);
 }
 
 // q k^T and its product with v.

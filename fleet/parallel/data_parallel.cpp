@@ -6,11 +6,11 @@
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/error.h"
-#include "fleet/core/fnv1a.h"
 #include "fleet/core/log.h"
 #include "fleet/core/process/stop_request.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/xx_hash64.h"
 
 namespace fleet {
 namespace {
@@ -31,12 +31,6 @@ void check(const DataParallelOptions& options) {
   if (!problems.empty()) {
     throw UsageError::all("data_parallel", "bucket sizes must be above 0:", problems);
   }
-}
-
-uint64_t hash(std::string_view text) {
-  Fnv1a hash;
-  hash.add(text);
-  return hash.value();
 }
 
 std::string describe(const NamedTensor& item) {
@@ -65,7 +59,7 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
     }
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    own[static_cast<int64_t>(i)] = static_cast<int64_t>(hash(describe(tensors[i])) >> 1);
+    own[static_cast<int64_t>(i)] = static_cast<int64_t>(XxHash64::of(describe(tensors[i])) >> 1);
   }
   const auto hashes = comm.all_gather(own, "the names and shapes of parameters");
   ranks = comm.present();

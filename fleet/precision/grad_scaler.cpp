@@ -13,6 +13,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/precision/finite.h"
+#include "fleet/precision/loss_scale_fields.h"
 
 namespace fleet {
 namespace {
@@ -106,37 +107,21 @@ const FieldList& fields_of(const GradScalerState*) {
 
 const FieldList& fields_of(const GradScalerOptions*) {
   using O = GradScalerOptions;
-  constexpr double kMost = std::numeric_limits<float>::max();
-  static const FieldList list{
-      .area = kArea,
-      .fields = {
-          field<&O::init_loss_scaling>("init_loss_scaling", "initial loss scale")
-              .above(0)
-              .at_most(kMost),
-          field<&O::incr_every_n_steps>("incr_every_n_steps",
-                                        "the scale grows after so many updates without overflow")
-              .at_least(1)
-              .in_unit("updates"),
-          field<&O::decr_every_n_nan_or_inf>("decr_every_n_nan_or_inf",
-                                             "the scale shrinks after so many overflows in a row")
-              .at_least(1)
-              .in_unit("updates"),
-          field<&O::incr_ratio>("incr_ratio", "factor by which the scale grows").above(1),
-          field<&O::decr_ratio>("decr_ratio", "factor by which the scale shrinks")
-              .above(0)
-              .below(1),
-          field<&O::use_dynamic_loss_scaling>(
-              "use_dynamic_loss_scaling", "dynamic loss scale; off: it stays at init_loss_scaling"),
-          field<&O::min_loss_scaling>("min_loss_scaling", "the scale does not shrink below")
-              .above(0),
-          field<&O::max_loss_scaling>("max_loss_scaling", "the scale does not grow beyond")
-              .above(0)
-              .at_most(kMost),
-          field<&O::max_skips_in_a_row>("max_skips_in_a_row",
-                                        "so many skipped updates in a row are an error")
-              .at_least(1)
-              .in_unit("updates"),
-      }};
+  static const FieldList list = [] {
+    FieldList made{.area = kArea, .fields = loss_scale_fields<O>()};
+    made.fields.push_back(
+        field<&O::min_loss_scaling>("min_loss_scaling", "the scale does not shrink below")
+            .above(0));
+    made.fields.push_back(
+        field<&O::max_loss_scaling>("max_loss_scaling", "the scale does not grow beyond")
+            .above(0)
+            .at_most(std::numeric_limits<float>::max()));
+    made.fields.push_back(field<&O::max_skips_in_a_row>(
+                              "max_skips_in_a_row", "so many skipped updates in a row are an error")
+                              .at_least(1)
+                              .in_unit("updates"));
+    return made;
+  }();
   return list;
 }
 

@@ -16,8 +16,8 @@
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/xx_hash64.h"
 #include "fleet/io/atomic_file.h"
-#include "fleet/io/xx_hash64.h"
 
 namespace fleet {
 namespace {

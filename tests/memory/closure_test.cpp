@@ -18,6 +18,7 @@
 #include "fleet/memory/checkpoint.h"
 #include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/recompute.h"
 #include "fleet/memory/tape/policies.h"
 #include "fleet/memory/tape/tape.h"

@@ -10,6 +10,7 @@
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/plan/simulation/plan_simulation.h"
 #include "fleet/memory/replay/replay.h"
 #include "fleet/ops/add_norm.h"

@@ -153,5 +153,20 @@ TEST(KeptValueTest, WhatIsLostStaysLost) {
   EXPECT_TRUE(says(error_message_of([&] { kept.get(); }), "changed in place after the forward"));
 }
 
+// As with a segment that evicts all its values, and a replay that was asked for others.
+TEST(KeptValueTest, WhatIsLostIsNeitherEvictedNorRefilled) {
+  const auto tensor = torch::arange(4.0);
+  KeptValue kept(tensor, {.value = 0});
+  kept.set_lost();
+  kept.evict();
+  EXPECT_EQ(kept.state(), kLost);
+  EXPECT_TRUE(kept.is_resident());
+  EXPECT_TRUE(says(error_message_of([&] { kept.get(); }), "changed in place after the forward"));
+  EXPECT_TRUE(says(error_message_of<std::exception>([&] { kept.refill(tensor.clone()); }),
+                   "a kept value that is lost cannot become recomputed"));
+  EXPECT_TRUE(says(error_message_of<std::exception>([&] { kept.take_back(tensor); }),
+                   "a kept value that is lost cannot become shared"));
+}
+
 }  // namespace
 }  // namespace fleet::memory

@@ -12,6 +12,7 @@
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/plan/planner.h"
 #include "fleet/memory/plan/profile/op_cost.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/tape/policies.h"
 
 #include "tests/support/error_of.h"

@@ -16,8 +16,10 @@
 #include "fleet/applications/resnet.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/chain_search.h"
 #include "fleet/memory/plan/profile/op_cost.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/plan/simulation/plan_simulation.h"
 
 #include "tests/memory/plain_bert.h"

@@ -13,6 +13,7 @@
 
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/plan/simulation/plan_simulation.h"
 #include "fleet/memory/replay/region.h"
 #include "fleet/memory/replay/replay_need.h"

@@ -13,6 +13,7 @@
 #include "fleet/memory/allocator/budget_exceeded.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/tape/policies.h"
 
 namespace fleet::memory {

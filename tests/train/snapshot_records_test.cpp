@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/text/format.h"
-#include "fleet/io/xx_hash64.h"
+#include "fleet/core/xx_hash64.h"
 #include "fleet/snapshot/snapshot_value.h"
 
 #include "tests/data/temporary_folder.h"

@@ -5,9 +5,9 @@
 #include <random>
 #include <thread>
 
+#include "fleet/core/xx_hash64.h"
 #include "fleet/data/data_loader.h"
 #include "fleet/io/weights.h"
-#include "fleet/io/xx_hash64.h"
 #include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"

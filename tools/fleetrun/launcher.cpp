@@ -11,10 +11,12 @@
 #include "fleet/core/log.h"
 #include "fleet/core/process/process_setup.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 
-#include "tools/fleetrun/logs/log_tail.h"
 #include "tools/fleetrun/process/resource_limits.h"
+#include "tools/fleetrun/rank_failures.h"
 #include "tools/fleetrun/startup_banner.h"
+#include "tools/fleetrun/stopped_ranks.h"
 
 namespace fleet::launch {
 namespace {
@@ -28,15 +30,7 @@ constexpr auto kCollect = 300ms;       // the peers of a crashed rank fail withi
 constexpr auto kPeerReports = 2000ms;  // in which its peers may report and end by themselves
 constexpr auto kRootCauseWait = 3s;    // for node 0's choice
 constexpr auto kLeaveMargin = 5s;      // beyond the grace that every node gives its ranks
-constexpr auto kIsStopped = "is stopped (SIGSTOP or a debugger)";
 constexpr auto kLogEvery = 10s;
-constexpr auto kStoppedCheckInterval = 1s;
-constexpr auto kPeersFirst = 5s;       // their errors are more specific
-constexpr double kUsualLimit_s = 600;  // of fleet::init
-
-std::string plural(size_t count, const char* noun) {
-  return format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
 
 }  // namespace
 
@@ -239,7 +233,8 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeCoordinator& coordinator,
   std::vector<Failure> causes;  // those of the first moments; later ones are consequences
   bool failed_here = false;
   bool done_here = false;
-  stopped_since_.clear();
+  const RankFailures failures(cluster_, *logs_, max_restarts_ > 0);
+  StoppedRanks stopped_ranks(failures, peer_limit_s(options_));
   while (true) {
     const auto signal = inbox_.next(kPollInterval);
     if (signal && *signal != SIGCHLD) {
@@ -249,12 +244,12 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeCoordinator& coordinator,
       workers.fresh_line();
       log::info(kArea, format("{}: ending {}, SIGKILL after {} s or at once when it is sent again; "
                               "sent by {}",
-                              signal_name(*signal), plural(workers.size(), "rank"),
+                              signal_name(*signal), plural(std::ssize(workers), "rank"),
                               stop.termination.grace.count(), inbox_.sender()));
       return stop;
     }
     for (const size_t rank : workers.new_failures()) {
-      const auto failure = describe(workers, rank);
+      const auto failure = failures.describe(workers, rank);
       if (!failed_here && restart_policy.continue_without(workers, rank, failure)) continue;
       if (!failed_here) {
         for (const auto& earlier : restart_policy.recent()) coordinator.report(earlier);
@@ -263,13 +258,13 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeCoordinator& coordinator,
       failed_here = true;
     }
     if (!failed_here) restart_failed_ranks(restart_policy, workers, attempt);
-    check_stopped(workers);
+    stopped_ranks.look(workers);
     warn_of_full_disk(workers);
-    if (const auto rank = stopped_too_long(workers); rank && !failed_at) {
+    if (const auto rank = stopped_ranks.too_long(workers); rank && !failed_at) {
       if (options_.elastic) {
         workers.worker(*rank).send(SIGKILL);  // so that it is restarted like any other lost rank
       } else {
-        coordinator.report(describe_stopped(workers, *rank));
+        coordinator.report(stopped_ranks.describe(workers, *rank));
         failed_here = true;
       }
     }
@@ -304,50 +299,6 @@ Launcher::Stop Launcher::stop_after(std::vector<Failure> failures, const WorkerG
   return {std::move(failures), std::move(termination)};
 }
 
-void Launcher::check_stopped(WorkerGroup& workers) {
-  if (Clock::now() < next_check_) return;
-  next_check_ = Clock::now() + kStoppedCheckInterval;
-  const auto stopped = workers.stopped();
-  if (!stopped.empty() || !stopped_since_.empty()) workers.fresh_line();
-  std::map<size_t, Clock::time_point> now;
-  for (const size_t rank : stopped) {
-    const auto known = stopped_since_.find(rank);
-    now[rank] = known != stopped_since_.end() ? known->second : Clock::now();
-    if (known != stopped_since_.end()) continue;
-    log::warn(kArea, format("{} {}; its peers wait for it for {} s (--peer_timeout_s)",
-                            name_of(workers, rank), kIsStopped, peer_limit_s()));
-  }
-  for (const auto& [rank, since] : stopped_since_)
-    if (!now.contains(rank) && !workers.worker(rank).exit_status_seen())
-      log::info(kArea, format("{} runs again", name_of(workers, rank)));
-  stopped_since_ = std::move(now);
-}
-
-std::optional<size_t> Launcher::stopped_too_long(const WorkerGroup& workers) const {
-  const std::chrono::duration<double> limit(peer_limit_s());
-  for (const auto& [rank, since] : stopped_since_) {
-    const bool is_debugged = process_state(workers.worker(rank).pid()).letter == 't';
-    if (!is_debugged && Clock::now() - since >= limit + kPeersFirst) return rank;
-  }
-  return std::nullopt;
-}
-
-Failure Launcher::describe_stopped(const WorkerGroup& workers, size_t local_rank) const {
-  return {.node = cluster_.node_rank,
-          .what = format("{} {}, for more than {} s", name_of(workers, local_rank), kIsStopped,
-                         peer_limit_s()),
-          .crashed = true,
-          .log = (*logs_)[local_rank].path(),
-          .tail = (*logs_)[local_rank].tail()};
-}
-
-double Launcher::peer_limit_s() const {
-  if (options_.peer_timeout_s > 0) return options_.peer_timeout_s;
-  const char* text = std::getenv("FLEET_TIMEOUT_S");
-  const double given = text != nullptr ? std::atof(text) : 0;
-  return given > 0 ? given : kUsualLimit_s;
-}
-
 Failure Launcher::agree(NodeCoordinator& coordinator) const {
   const auto deadline = Clock::now() + kRootCauseWait;
   while (true) {
@@ -358,72 +309,11 @@ Failure Launcher::agree(NodeCoordinator& coordinator) const {
   }
 }
 
-Failure Launcher::describe(WorkerGroup& workers, size_t local_rank) const {
-  workers.flush_output();
-  const auto& worker = workers.worker(local_rank);
-  const auto exit_status = *worker.exit_status_seen();
-  if (exit_status.stopped_in_order()) return describe_left_in_order(workers, local_rank);
-  const auto& log = (*logs_)[local_rank];
-  auto what = format("{} {} after {:.1f} s", name_of(workers, local_rank), exit_status.text(),
-                     worker.lifetime().count());
-  if (exit_status.signal == SIGKILL)
-    what += "; the kernel does that when memory runs out, see dmesg";
-  if (exit_status.signal == SIGTERM || exit_status.signal == SIGINT)
-    what += "; fleetrun did not send it";
-  for (const size_t rank : workers.stopped())
-    what += format("; {} {}", name_of(workers, rank), kIsStopped);
-  if (!exit_status.is_restartable() && max_restarts_ > 0)
-    what +=
-        "; that code means a mistake in the command line or configuration, which a restart does "
-        "not fix";
-  return {.node = cluster_.node_rank,
-          .what = std::move(what),
-          .exit_code = exit_status.exit_code(),
-          .crashed = exit_status.crashed(),
-          .caused_by_peer = names_another_rank(last_error(log.end_of_output())),
-          .restartable = exit_status.is_restartable(),
-          .log = log.path(),
-          .tail = log.tail(),
-          .shown = local_rank == 0};
-}
-
-// All ranks stop together, and any may end first: the log of the signalled rank says so.
-Failure Launcher::describe_left_in_order(const WorkerGroup& workers, size_t local_rank) const {
-  size_t asked = local_rank;
-  std::string by;
-  bool is_known = false;
-  for (size_t rank = 0; rank < logs_->size() && !is_known; ++rank) {
-    const auto text = (*logs_)[rank].end_of_output();
-    const auto at = text.rfind(kAskedToStop);
-    if (at == text.npos) continue;
-    const auto behind = at + std::strlen(kAskedToStop);
-    by = text.substr(behind, text.find('\n', behind) - behind);
-    asked = rank;
-    is_known = true;
-  }
-  return {.node = cluster_.node_rank,
-          .what = format("{} was asked to stop and left in order after {:.1f} s{}",
-                         name_of(workers, asked), workers.worker(asked).lifetime().count(), by),
-          .exit_code = Stopped::kExitCode,
-          .caused_by_peer = !is_known,
-          .restartable = false,
-          .stopped_by_user = true,
-          .log = (*logs_)[asked].path()};
-}
-
 void Launcher::warn_of_full_disk(WorkerGroup& workers) {
   const auto text = logs_->new_write_error();
   if (!text) return;
   workers.fresh_line();
   log::warn(kArea, *text);
-}
-
-std::string Launcher::name_of(const WorkerGroup& workers, size_t local_rank) const {
-  const auto place = cluster_.nodes.size() == 1
-                         ? ""
-                         : format(", node {} at {}", cluster_.node_rank, cluster_.own().address);
-  return format("rank {} (pid {}{})", cluster_.first_rank() + static_cast<int>(local_rank),
-                workers.worker(local_rank).pid(), place);
 }
 
 Failure Launcher::stopped_by(int signal) const {

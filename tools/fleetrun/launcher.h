@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -60,20 +59,11 @@ class Launcher {
   std::optional<Failure> wait_for_lost_node(const NodeCoordinator::State& state,
                                             std::chrono::duration<double> waited);
   Failure report_stop(NodeCoordinator& coordinator, int signal) const;
-  /// Logs which ranks are stopped, and which run again.
-  void check_stopped(WorkerGroup& workers);
-  /// A rank that has been stopped for longer than its peers wait.
-  std::optional<size_t> stopped_too_long(const WorkerGroup& workers) const;
-  Failure describe_stopped(const WorkerGroup& workers, size_t local_rank) const;
-  double peer_limit_s() const;
   /// How the ranks are ended after `failures`.
   Stop stop_after(std::vector<Failure> failures, const WorkerGroup& workers, int asked_by) const;
 
   /// Warns once that a log cannot be written.
   void warn_of_full_disk(WorkerGroup& workers);
-  Failure describe(WorkerGroup& workers, size_t local_rank) const;
-  Failure describe_left_in_order(const WorkerGroup& workers, size_t local_rank) const;
-  std::string name_of(const WorkerGroup& workers, size_t local_rank) const;
   Failure stopped_by(int signal) const;
   void announce() const;
   std::vector<Environment> environments(int attempt) const;
@@ -87,8 +77,6 @@ class Launcher {
   std::optional<WorkerLogs> logs_;  // from `prepare` on
   int max_restarts_ = 0;
   RestartBackoff pause_;
-  std::map<size_t, std::chrono::steady_clock::time_point> stopped_since_;  // local ranks
-  std::chrono::steady_clock::time_point next_check_;
   std::chrono::steady_clock::time_point next_log_;
   Cluster cluster_;
 };

@@ -6,10 +6,10 @@
 #include <charconv>
 
 #include "fleet/core/error.h"
-#include "fleet/core/fnv1a.h"
 #include "fleet/core/log.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/plural.h"
+#include "fleet/core/xx_hash64.h"
 #include "fleet/data/formats/line_reader.h"
 
 namespace fleet {
@@ -75,10 +75,10 @@ fs::path ImageList::path(int64_t index) const {
 }
 
 int64_t ImageList::fingerprint() const {
-  Fnv1a hash;
-  hash.add(names_);
-  for (const int64_t begin : begins_) hash.add(static_cast<uint64_t>(begin));
-  for (const int32_t label : labels_) hash.add(static_cast<uint64_t>(label));
+  XxHash64 hash;
+  hash.add(names_.data(), names_.size());
+  hash.add(begins_.data(), begins_.size() * sizeof(begins_[0]));
+  hash.add(labels_.data(), labels_.size() * sizeof(labels_[0]));
   return static_cast<int64_t>(hash.value());
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of resize_kernels.h, compiled once per instruction set.
 #include "fleet/data/images/resize_kernels.h"
 

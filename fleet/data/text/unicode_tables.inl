@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Made by unicode_tables.py from Unicode 14.0.0; do not edit.
 
 constexpr KindRange kKinds[] = {

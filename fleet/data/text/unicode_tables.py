@@ -83,7 +83,8 @@ def flow(items):
 def main():
     ranges, longer = folds()
     assert max(len(v) for v in longer.values()) <= 3
-    text = f"""// Made by unicode_tables.py from Unicode {unicodedata.unidata_version}; do not edit.
+    text = f"""// SPDX-License-Identifier: Apache-2.0
+// Made by unicode_tables.py from Unicode {unicodedata.unidata_version}; do not edit.
 
 constexpr KindRange kKinds[] = {{
 {flow(f"{{0x{a:X}, 0x{b:X}, {k}}}," for a, b, k in kinds())}

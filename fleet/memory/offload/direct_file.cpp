@@ -81,42 +81,47 @@ DirectFile::~DirectFile() {
   close(file_);
 }
 
-/// Aligned memory is written directly, up to its last partial block; the rest through the buffer.
-void DirectFile::write(const char* data, int64_t bytes, int64_t offset,
-                       const std::atomic<bool>& interrupted) {
-  const bool straight = !is_direct_ || is_aligned(data);
+// Aligned memory is moved directly, up to its last partial block; the rest through the buffer. Both
+// are called with what is done and how many bytes come next.
+template <typename Straight, typename Staged>
+void DirectFile::transfer(const char* data, int64_t bytes, const std::atomic<bool>& interrupted,
+                          Straight&& straight, Staged&& staged) {
+  const bool is_direct_possible = !is_direct_ || is_aligned(data);
   for (int64_t done = 0; done < bytes && !interrupted;) {
     const int64_t left = bytes - done;
     int64_t now = std::min(left, buffer_bytes_);
-    if (straight && (left >= kBlock || !is_direct_)) {
+    if (is_direct_possible && (left >= kBlock || !is_direct_)) {
       now = std::min(left, kMaxAtOnce);
       if (is_direct_) now = now / kBlock * kBlock;
-      write_block(data + done, now, offset + done);
+      straight(done, now);
     } else {
-      std::memcpy(buffer_, data + done, static_cast<size_t>(now));
-      std::memset(buffer_ + now, 0, static_cast<size_t>(whole_blocks(now) - now));
-      write_block(buffer_, whole_blocks(now), offset + done);
+      staged(done, now);
     }
     done += now;
   }
 }
 
+void DirectFile::write(const char* data, int64_t bytes, int64_t offset,
+                       const std::atomic<bool>& interrupted) {
+  transfer(
+      data, bytes, interrupted,
+      [&](int64_t done, int64_t now) { write_block(data + done, now, offset + done); },
+      [&](int64_t done, int64_t now) {
+        std::memcpy(buffer_, data + done, static_cast<size_t>(now));
+        std::memset(buffer_ + now, 0, static_cast<size_t>(whole_blocks(now) - now));
+        write_block(buffer_, whole_blocks(now), offset + done);
+      });
+}
+
 void DirectFile::read(char* data, int64_t bytes, int64_t offset,
                       const std::atomic<bool>& interrupted) {
-  const bool straight = !is_direct_ || is_aligned(data);
-  for (int64_t done = 0; done < bytes && !interrupted;) {
-    const int64_t left = bytes - done;
-    int64_t now = std::min(left, buffer_bytes_);
-    if (straight && (left >= kBlock || !is_direct_)) {
-      now = std::min(left, kMaxAtOnce);
-      if (is_direct_) now = now / kBlock * kBlock;
-      read_block(data + done, now, offset + done);
-    } else {
-      read_block(buffer_, whole_blocks(now), offset + done);
-      std::memcpy(data + done, buffer_, static_cast<size_t>(now));
-    }
-    done += now;
-  }
+  transfer(
+      data, bytes, interrupted,
+      [&](int64_t done, int64_t now) { read_block(data + done, now, offset + done); },
+      [&](int64_t done, int64_t now) {
+        read_block(buffer_, whole_blocks(now), offset + done);
+        std::memcpy(data + done, buffer_, static_cast<size_t>(now));
+      });
 }
 
 void DirectFile::write_block(const char* data, int64_t bytes, int64_t offset) {

@@ -35,6 +35,9 @@ class DirectFile {
   int descriptor() const { return file_; }
 
  private:
+  template <typename Straight, typename Staged>
+  void transfer(const char* data, int64_t bytes, const std::atomic<bool>& interrupted,
+                Straight&& straight, Staged&& staged);
   void write_block(const char* data, int64_t bytes, int64_t offset);
   void read_block(char* data, int64_t bytes, int64_t offset);
   void warn_page_cache() const;

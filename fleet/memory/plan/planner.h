@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "fleet/memory/offload/offload_file.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/profile/step_profile.h"
 

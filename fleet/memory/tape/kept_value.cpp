@@ -128,7 +128,7 @@ void KeptValue::unlist() {
 }
 
 void KeptValue::move_to(State next) {
-  if (state_ == State::kLost || state_ == next) return;
+  if (state_ == next) return;
   FLEET_ASSERT(is_legal(state_, next),
                format("a kept value that is {} cannot become {}", name_of(state_), name_of(next)));
   state_ = next;
@@ -162,6 +162,7 @@ void KeptValue::fetch() {
 }
 
 void KeptValue::evict() {
+  if (state_ == State::kLost) return;
   move_to(offloaded_ ? State::kOffloaded : State::kEvicted);
   release();
 }
@@ -201,6 +202,7 @@ void KeptValue::check_same(const torch::Tensor& tensor, const std::string& op) c
 }
 
 void KeptValue::copy_to_own_memory() {
+  if (state_ == State::kLost) return;
   const torch::NoGradGuard no_grad;
   if (!is_strided_) {
     own(tensor_.clone());

@@ -26,7 +26,7 @@ class Region;
 ///   kShared      > kOwned         copy_to_own_memory(): copy-on-write
 ///                > kOffloaded     offload()
 ///                > kEvicted       evict()
-///                > kLost          set_lost()
+///                > kLost          set_lost(), when a write that was not recorded is noticed
 ///   kOwned       > kOffloaded, kEvicted
 ///   kEvicted     > kRecomputed    refill(): by a replay
 ///                > kShared        take_back(): the user's program passed it again
@@ -34,7 +34,11 @@ class Region;
 ///                > kOffloaded     offload(); evict() of a value that was offloaded before
 ///   kOffloaded   > kOwned         get(): fetched, and then it stays
 ///                > kRecomputed, kShared
-///   kLost                         no move: every get() throws
+///   kLost                         none: it stays as it is until it is destroyed
+///
+/// A move to the state that it has already is no move. Of a lost value, get(), read() and offload()
+/// throw, and evict(), copy_to_own_memory() and set_lost() do nothing: a segment evicts and a write
+/// copies all their values alike, and the one that was lost has to stay, so that get() can throw.
 ///
 /// Not thread-safe: replays are serialized by their Region.
 class KeptValue : public std::enable_shared_from_this<KeptValue> {
@@ -88,7 +92,7 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   void offload(std::shared_ptr<OffloadedStorage> offloaded);
   bool is_offloaded() const { return offloaded_ && !is_resident(); }
 
-  /// Back to the file's copy if it has one.
+  /// Back to the file's copy if it has one. A lost value stays.
   void evict();
   void evict_recomputed() {
     if (state_ == State::kRecomputed) evict();
@@ -99,7 +103,7 @@ class KeptValue : public std::enable_shared_from_this<KeptValue> {
   /// Throws unless a replay of `op` saved what the first run did.
   void check_same(const torch::Tensor& tensor, const std::string& op) const;
 
-  // For copy-on-write.
+  // For copy-on-write. A lost value is not copied.
   void copy_to_own_memory();
   void set_lost();
   /// The write that moved the version counter was not to this value.

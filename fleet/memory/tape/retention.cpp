@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "fleet/memory/offload/offload_scheduler.h"
+#include "fleet/memory/plan/profile/profile_writer.h"
 #include "fleet/memory/replay/selective_recipe.h"
 #include "fleet/memory/tape/tensor_storage.h"
 #include "fleet/memory/tape/unrecorded_scope.h"
@@ -20,11 +22,13 @@ Retention::Retention(TapePolicy& policy, TapeValues& values, TapeReport& report,
       profile_(profile),
       root_(std::make_shared<Region>(nullptr, values_.provenance(), 0)),
       search_(Graph{.records = records_, .provenance = *values_.provenance()}) {
-  if (offload) offload_scheduler_.emplace(*offload, values_);
+  if (offload) offload_scheduler_ = std::make_unique<OffloadScheduler>(*offload, values_);
   regions_.push_back(root_);
   open_.push_back({.region = root_, .treatment = Treatment::kKeep});
   open(policy_.treatment(0));
 }
+
+Retention::~Retention() = default;
 
 void Retention::end() {
   while (open_.size() > 1) {

@@ -3,15 +3,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <torch/types.h>
 
-#include "fleet/memory/offload/offload_scheduler.h"
-#include "fleet/memory/plan/profile/profile_writer.h"
 #include "fleet/memory/replay/recompute_search.h"
 #include "fleet/memory/replay/region.h"
 #include "fleet/memory/tape/kept_value.h"
@@ -22,6 +19,10 @@
 #include "fleet/memory/tape/tape_values.h"
 
 namespace fleet::memory {
+
+class OffloadScheduler;
+class ProfileWriter;
+struct Offload;
 
 /// Decides what becomes of the values that a forward saves: kept, evicted with their segment or at
 /// once, recomputed selectively, or offloaded. The policy is asked; what cannot be recomputed is
@@ -37,6 +38,7 @@ class Retention {
   /// All of these must outlive it; `profile` and `offload` may be null.
   Retention(TapePolicy& policy, TapeValues& values, TapeReport& report, ProfileWriter* profile,
             const Offload* offload);
+  ~Retention();
   Retention(const Retention&) = delete;
   Retention& operator=(const Retention&) = delete;
 
@@ -114,7 +116,7 @@ class Retention {
   TapeValues& values_;
   TapeReport& report_;
   ProfileWriter* profile_;
-  std::optional<OffloadScheduler> offload_scheduler_;
+  std::unique_ptr<OffloadScheduler> offload_scheduler_;
   std::shared_ptr<Region> root_;
   std::vector<Open> open_;
   std::vector<std::shared_ptr<Region>> regions_;  // defining regions of storages

@@ -4,6 +4,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/tensor_memory.h"
 #include "fleet/core/text/format.h"
+#include "fleet/memory/plan/profile/profiler.h"
 
 namespace fleet::memory {
 

@@ -9,11 +9,12 @@
 #include <torch/types.h>
 
 #include "fleet/core/torch/interception.h"
-#include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/replay/region.h"
 #include "fleet/memory/tape/kept_value.h"
 
 namespace fleet::memory {
+
+class Profiler;
 
 /// One tensor that autograd saved: a KeptValue or a view of it, or the tensor itself where it came
 /// from outside of the forward.

@@ -9,6 +9,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "fleet/core/seconds_since.h"
+#include "fleet/memory/offload/offloaded_storage.h"
+#include "fleet/memory/plan/profile/profile_writer.h"
 #include "fleet/memory/replay/replay_rules.h"
 #include "fleet/memory/tape/copy_on_write.h"
 #include "fleet/memory/tape/unrecorded_scope.h"

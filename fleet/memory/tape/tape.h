@@ -8,8 +8,6 @@
 #include <torch/types.h>
 
 #include "fleet/core/torch/interception.h"
-#include "fleet/memory/offload/offloaded_storage.h"
-#include "fleet/memory/plan/profile/profile_writer.h"
 #include "fleet/memory/tape/op_record.h"
 #include "fleet/memory/tape/retention.h"
 #include "fleet/memory/tape/saved_slot.h"
@@ -19,6 +17,10 @@
 #include "fleet/memory/tape/write_undo.h"
 
 namespace fleet::memory {
+
+class Profiler;
+class ProfileWriter;
+struct Offload;
 
 /// Records the ops of one forward as the user calls them, with what autograd saves while they run.
 /// What becomes of that is decided by its Retention. Lives on the forward's thread, as long as the

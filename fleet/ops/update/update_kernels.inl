@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of update_kernels.h, compiled once per instruction set by the sources that include
 // this. Everything has internal linkage. Loops are plain, over restricted pointers, and vectorised
 // by the compiler; where a second look at fresh results is needed (rounding to bf16, norms of what

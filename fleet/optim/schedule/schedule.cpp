@@ -40,6 +40,17 @@ class Problems {
   std::vector<std::string> found_;
 };
 
+// Of a schedule from lr to end_lr over a number of updates.
+template <typename Options>
+Problems problems_of(const Options& options) {
+  Problems problems;
+  problems.rate("lr", options.lr);
+  problems.rate("end_lr", options.end_lr);
+  if constexpr (requires { options.power; }) problems.positive("power", options.power);
+  problems.at_least(1, "updates", options.updates);
+  return problems;
+}
+
 double fraction(int64_t update, int64_t updates) {
   return update >= updates ? 1.0 : static_cast<double>(update) / static_cast<double>(updates);
 }
@@ -82,11 +93,7 @@ Schedule constant(double lr) {
 }
 
 Schedule linear(const LinearOptions& options) {
-  Problems problems;
-  problems.rate("lr", options.lr);
-  problems.rate("end_lr", options.end_lr);
-  problems.at_least(1, "updates", options.updates);
-  problems.throw_if_any("a linear schedule");
+  problems_of(options).throw_if_any("a linear schedule");
   return Schedule(
       format("linear from {} to {} over {}", options.lr, options.end_lr,
              plural(options.updates, "update")),
@@ -97,12 +104,7 @@ Schedule linear(const LinearOptions& options) {
 }
 
 Schedule polynomial(const PolynomialOptions& options) {
-  Problems problems;
-  problems.rate("lr", options.lr);
-  problems.rate("end_lr", options.end_lr);
-  problems.positive("power", options.power);
-  problems.at_least(1, "updates", options.updates);
-  problems.throw_if_any("a polynomial schedule");
+  problems_of(options).throw_if_any("a polynomial schedule");
   return Schedule(
       format("polynomial of power {} from {} to {} over {}", options.power, options.lr,
              options.end_lr, plural(options.updates, "update")),
@@ -114,11 +116,7 @@ Schedule polynomial(const PolynomialOptions& options) {
 }
 
 Schedule cosine(const CosineOptions& options) {
-  Problems problems;
-  problems.rate("lr", options.lr);
-  problems.rate("end_lr", options.end_lr);
-  problems.at_least(1, "updates", options.updates);
-  problems.throw_if_any("a cosine schedule");
+  problems_of(options).throw_if_any("a cosine schedule");
   return Schedule(
       format("cosine from {} to {} over {}", options.lr, options.end_lr,
              plural(options.updates, "update")),

@@ -10,9 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/text/plural.h"
 
 #include "tools/fleetrun/nodes/cluster.h"
 
@@ -38,12 +40,36 @@ std::string text_of(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : format("{}", limit);
 }
 
-std::string ranks(int64_t count) { return format("{} rank{}", count, count == 1 ? "" : "s"); }
-
 rlim_t raised(const Need& need, const rlimit& limit, int64_t wanted) {
   const auto most = static_cast<rlim_t>(std::max(need.launcher, wanted));
   if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= most) return limit.rlim_cur;
   return std::min(most, limit.rlim_max);
+}
+
+struct HardLimit {
+  std::string_view needed;
+  std::string_view ulimit;
+  std::string_view of_service;
+};
+
+// Below what fleetrun itself needs: an error. Below what the ranks may need: a warning, with what
+// they do.
+template <typename RanksNeed>
+Decision decide(const Need& need, const rlimit& limit, const JobSize& size, const HardLimit& hard,
+                int64_t advised, RanksNeed&& ranks_need) {
+  if (limit.rlim_max < static_cast<rlim_t>(need.launcher))
+    throw UsageError(
+        "fleetrun",
+        format("fleetrun needs {} {} {} ({}), and the hard limit is {}", need.launcher, hard.needed,
+               plural(size.local_ranks, "rank"), need.breakdown, limit.rlim_max),
+        format("raise the hard limit to {} ({} as root, /etc/security/limits.conf, or "
+               "{} of a service), or start fewer ranks",
+               advised, hard.ulimit, hard.of_service));
+  Decision decision{.soft = raised(need, limit, need.rank), .warning = {}};
+  if (limit.rlim_max < static_cast<rlim_t>(need.rank))
+    decision.warning =
+        format("{}, and the hard limit is {} ({})", ranks_need(), limit.rlim_max, hard.ulimit);
+  return decision;
 }
 
 int64_t entries(const fs::path& folder) {
@@ -100,13 +126,13 @@ Need files_needed(const JobSize& size, int64_t open_now) {
   Need need{.launcher = own + outputs,
             .rank = kFilesOfRank + kConnectionsPerPeer * (size.world_size - 1),
             .breakdown = format("{} of its own, {} for the output of {}", own, outputs,
-                                ranks(size.local_ranks))};
+                                plural(size.local_ranks, "rank"))};
   if (size.hosts_store) {
     const int64_t connections =
         kConnectionsPerRank * size.world_size + kConnectionsPerNode * (size.nodes - 1);
     need.launcher += connections;
-    need.breakdown +=
-        format(", {} for connections of {} to the store", connections, ranks(size.world_size));
+    need.breakdown += format(", {} for connections of {} to the store", connections,
+                             plural(size.world_size, "rank"));
   }
   return need;
 }
@@ -116,44 +142,26 @@ Need processes_needed(const JobSize& size, int64_t running_now, int threads_per_
           .rank = running_now + kOwnThreads +
                   size.local_ranks * static_cast<int64_t>(threads_per_rank + kThreadsOfRank),
           .breakdown = format("{} that run already, {} of its own, {}", running_now, kOwnThreads,
-                              ranks(size.local_ranks))};
+                              plural(size.local_ranks, "rank"))};
 }
 
 Decision decide_files(const Need& need, rlimit limit, const JobSize& size) {
-  if (limit.rlim_max < static_cast<rlim_t>(need.launcher))
-    throw UsageError(
-        "fleetrun",
-        format("fleetrun needs {} open files for {} ({}), and the hard limit is {}", need.launcher,
-               ranks(size.local_ranks), need.breakdown, limit.rlim_max),
-        format("raise the hard limit to {} (ulimit -Hn as root, /etc/security/limits.conf, or "
-               "LimitNOFILE of a service), or start fewer ranks",
-               need.launcher));
-  Decision decision{.soft = raised(need, limit, need.rank), .warning = {}};
-  if (limit.rlim_max < static_cast<rlim_t>(need.rank))
-    decision.warning = format(
-        "a rank may need {} open files ({} connections to each of {} peers and {} more), "
-        "and the hard limit is {} (ulimit -Hn)",
-        need.rank, kConnectionsPerPeer, size.world_size - 1, kFilesOfRank, limit.rlim_max);
-  return decision;
+  constexpr HardLimit kFiles{
+      .needed = "open files for", .ulimit = "ulimit -Hn", .of_service = "LimitNOFILE"};
+  return decide(need, limit, size, kFiles, need.launcher, [&] {
+    return format("a rank may need {} open files ({} connections to each of {} peers and {} more)",
+                  need.rank, kConnectionsPerPeer, size.world_size - 1, kFilesOfRank);
+  });
 }
 
 Decision decide_processes(const Need& need, rlimit limit, const JobSize& size) {
-  if (limit.rlim_max < static_cast<rlim_t>(need.launcher))
-    throw UsageError(
-        "fleetrun",
-        format("fleetrun needs {} processes and threads of this user for {} ({}), and the hard "
-               "limit is {}",
-               need.launcher, ranks(size.local_ranks), need.breakdown, limit.rlim_max),
-        format("raise the hard limit to {} (ulimit -Hu as root, /etc/security/limits.conf, or "
-               "LimitNPROC of a service), or start fewer ranks",
-               need.rank));
-  Decision decision{.soft = raised(need, limit, need.rank), .warning = {}};
-  if (limit.rlim_max < static_cast<rlim_t>(need.rank))
-    decision.warning = format(
-        "{} may need {} processes and threads together with what this user runs already, "
-        "and the hard limit is {} (ulimit -Hu)",
-        ranks(size.local_ranks), need.rank, limit.rlim_max);
-  return decision;
+  constexpr HardLimit kProcesses{.needed = "processes and threads of this user for",
+                                 .ulimit = "ulimit -Hu",
+                                 .of_service = "LimitNPROC"};
+  return decide(need, limit, size, kProcesses, need.rank, [&] {
+    return format("{} may need {} processes and threads together with what this user runs already",
+                  plural(size.local_ranks, "rank"), need.rank);
+  });
 }
 
 Decision decide_group(const Need& need, const PidsLimit& limit, const JobSize& size) {
@@ -162,7 +170,8 @@ Decision decide_group(const Need& need, const PidsLimit& limit, const JobSize& s
         "fleetrun",
         format(
             "fleetrun needs {} processes and threads for {} ({}), and control group {} allows {}",
-            need.launcher, ranks(size.local_ranks), need.breakdown, limit.group, limit.most),
+            need.launcher, plural(size.local_ranks, "rank"), need.breakdown, limit.group,
+            limit.most),
         format("raise its pids.max to {} (docker --pids-limit, TasksMax of a service), or start "
                "fewer ranks",
                need.rank));
@@ -171,7 +180,7 @@ Decision decide_group(const Need& need, const PidsLimit& limit, const JobSize& s
     decision.warning = format(
         "{} may need {} processes and threads together with what runs already, and control "
         "group {} allows {} (pids.max)",
-        ranks(size.local_ranks), need.rank, limit.group, limit.most);
+        plural(size.local_ranks, "rank"), need.rank, limit.group, limit.most);
   return decision;
 }
 

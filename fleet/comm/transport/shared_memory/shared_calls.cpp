@@ -6,9 +6,9 @@
 #include <stdexcept>
 
 #include "fleet/comm/transport/shared_memory/shared_sums.h"
-#include "fleet/core/fnv1a.h"
 #include "fleet/core/process/process_setup.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/xx_hash64.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -48,15 +48,13 @@ int64_t sent_bytes(const Collective& call) {
 
 // Equal on ranks that make the same call.
 uint64_t signature_of(const Collective& call) {
-  Fnv1a hash;
-  hash.add(static_cast<uint64_t>(call.kind));
-  hash.add(static_cast<uint64_t>(call.op));
-  hash.add(static_cast<uint64_t>(call.root));
+  c10::SmallVector<int64_t, 16> parts = {static_cast<int64_t>(call.kind),
+                                         static_cast<int64_t>(call.op), call.root};
   for (size_t i = 0; i < sent_tensors(call); ++i) {
-    hash.add(static_cast<uint64_t>(call.tensors[i].scalar_type()));
-    hash.add(static_cast<uint64_t>(call.tensors[i].numel()));
+    parts.push_back(static_cast<int64_t>(call.tensors[i].scalar_type()));
+    parts.push_back(call.tensors[i].numel());
   }
-  return hash.value();
+  return XxHash64::of(parts.data(), parts.size() * sizeof(parts[0]));
 }
 
 // An empty tensor has no address.

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fleet/memory/offload/offload_file.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/profile/step_profile.h"
 #include "fleet/memory/plan/simulation/offload_simulation.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/io/xx_hash64.h"
+#include "fleet/core/xx_hash64.h"
 
 #include <gtest/gtest.h>
 

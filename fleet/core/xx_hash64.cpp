@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/io/xx_hash64.h"
+#include "fleet/core/xx_hash64.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -28,6 +28,8 @@ void XxHash64::add(const void* data, size_t bytes) { XXH64_update(state_.get(), 
 uint64_t XxHash64::value() const { return XXH64_digest(state_.get()); }
 
 std::string XxHash64::text(uint64_t value) { return format("{:016x}", value); }
+
+uint64_t XxHash64::of(const void* data, size_t bytes) { return XXH64(data, bytes, 0); }
 
 uint64_t XxHash64::of_file(const std::filesystem::path& path) {
   const auto fail = [&] {
