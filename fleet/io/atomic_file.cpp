@@ -84,7 +84,8 @@ uint64_t AtomicFile::replace() {
 void AtomicFile::fail(const char* what) const {
   throw Error(area_,
               format("{} {}: {}", what, path_.string(), std::generic_category().message(errno)),
-              "check the folder, its permissions and the room on its disk");
+              errno == EFBIG ? "raise the limit of file sizes: ulimit -f unlimited"
+                             : "check the folder, its permissions and the room on its disk");
 }
 
 uint64_t write_file_atomically(const std::filesystem::path& path, std::string_view text,
