@@ -26,9 +26,6 @@
 namespace fleet {
 namespace {
 
-constexpr std::string_view kRaiseFileSizeLimit =
-    "raise the limit of file sizes: ulimit -f unlimited, LimitFSIZE of a service";
-
 // A disk that has filled up while the job ran may have room again: where the launcher has restarted
 // the job, no room is a failure like any other, after which it tries once more.
 bool room_may_come() {
@@ -50,7 +47,7 @@ bool is_mistake(int error) {
                            std::generic_category().message(error));
   const auto fix =
       error == EFBIG
-          ? std::string(kRaiseFileSizeLimit)
+          ? std::string(fix_of_write_error(error))
           : format("give a {} that this user can write, on a disk with room", place.flag);
   if (is_mistake(error)) throw UsageError(place.area, text, fix);
   throw Error(place.area, text, fix);
@@ -194,7 +191,7 @@ void check_file_size_limit(const OutputPlace& place, int64_t bytes, std::string_
       place.area,
       format("{}: {} takes {}, and a file of this process may have {} (ulimit -f)", place.flag,
              what, byte_size_text(bytes), byte_size_text(static_cast<int64_t>(limit.rlim_cur))),
-      kRaiseFileSizeLimit);
+      fix_of_write_error(EFBIG));
 }
 
 void room_is_taken(std::string_view flag) { demands().forget(flag); }
