@@ -87,7 +87,7 @@ int body(int argc, char** argv) {
   auto optimizer = fleet::distributed_optimizer(make_optimizer(model, own, config),
                                                 model.with_checkpoints(config.strategy));
   apps::train_bert(model, data, optimizer, config, run);
-  run.keep(model);
+  run.save_weights(model);
   fleet::shutdown();
   return 0;
 }

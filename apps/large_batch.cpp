@@ -121,7 +121,7 @@ fleet::Loss loss_of(nn::Sequential& net, const fleet::Batch& batch) {
 // Running statistics trail the weights, by much where each update is a large one. So they are taken
 // anew: the mean over the batches of `data` that pass the finished net. Every rank takes all of
 // them, so that all have the same statistics.
-void renew_statistics(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> data) {
+void update_batch_norm(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> data) {
   const torch::NoGradGuard no_grad;
   for (const auto& module : net->modules(/*include_self=*/false)) {
     if (auto* norm = module->as<nn::BatchNorm2d>()) {
@@ -134,7 +134,7 @@ void renew_statistics(nn::Sequential& net, std::shared_ptr<const fleet::Dataset>
   for (const auto& batch : loader.epoch(0)) net->forward(batch.data);
 }
 
-double percent_right(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> data) {
+double percent_correct(nn::Sequential& net, std::shared_ptr<const fleet::Dataset> data) {
   const torch::NoGradGuard no_grad;
   fleet::Accuracy accuracy;
   fleet::DataLoader loader(std::move(data), {.batch_size = 500, .shuffle = false});
@@ -211,9 +211,9 @@ int body(int argc, char** argv) {
       result.loss = loss.value();
       fleet::log::info("train", fleet::format("epoch {}: loss {:.4f}", epoch + 1, result.loss));
     }
-    renew_statistics(net, part_of(*images, 0, kForStatistics));
-    result.held_out = percent_right(net, part_of(*images, kept, kHeldOut));
-    result.test = percent_right(net, test);
+    update_batch_norm(net, part_of(*images, 0, kForStatistics));
+    result.held_out = percent_correct(net, part_of(*images, kept, kHeldOut));
+    result.test = percent_correct(net, test);
   } catch (const fleet::UsageError&) {
     throw;  // what was asked for cannot be trained
   } catch (const fleet::Error& error) {

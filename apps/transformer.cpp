@@ -79,7 +79,7 @@ int body(int argc, char** argv) {
                          {.beta1 = config.beta1, .beta2 = config.beta2, .epsilon = config.epsilon}),
       model.with_checkpoints(config.strategy));
   apps::train_transformer(model, data, optimizer, config, run);
-  run.keep(model);
+  run.save_weights(model);
   fleet::shutdown();
   return 0;
 }

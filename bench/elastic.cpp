@@ -11,15 +11,15 @@
 #include "fleet/core/text/format.h"
 
 #include "bench/benches.h"
-#include "tests/ranks/story.h"
+#include "tests/ranks/rank_history.h"
 #include "tests/support/launched.h"
 
 namespace fleet::bench {
 namespace {
 
 using namespace std::chrono_literals;
+using launch::RankHistory;
 using launch::steady_seconds;
-using launch::Story;
 
 constexpr int kRounds = 6;  // by turns rank 1 and rank 0
 constexpr const char* kProgram = "test_elastic_program";
@@ -30,11 +30,11 @@ void wait_until(const std::function<bool()>& condition, const launch::Launched& 
 }
 
 // Between two averages of an undisturbed job.
-Timing intervals(const Story& story, double until) {
+Timing intervals(const RankHistory& history, double until) {
   Timing timing;
-  for (size_t i = 1; i < story.updates.size() && story.updates[i].at < until; ++i) {
-    const bool same_epoch = story.updates[i].epoch == story.updates[i - 1].epoch;
-    if (same_epoch) timing.seconds.push_back(story.updates[i].at - story.updates[i - 1].at);
+  for (size_t i = 1; i < history.updates.size() && history.updates[i].at < until; ++i) {
+    const bool same_epoch = history.updates[i].epoch == history.updates[i - 1].epoch;
+    if (same_epoch) timing.seconds.push_back(history.updates[i].at - history.updates[i - 1].at);
   }
   return timing;
 }
@@ -49,23 +49,25 @@ std::vector<Row> bench_elastic() {
   launch::Launched job({"--nproc_per_node=2", "--elastic", "--max_restarts=1000",
                         launch::beside(kProgram), "--epochs=100000"},
                        {"env", "OMP_NUM_THREADS=1"});
-  const auto story = [&](int rank) { return Story::in(job.log(rank)); };
-  wait_until([&] { return story(0).updates.size() > 30; }, job);
-  const double first = story(0).updates.front().at - begin;
-  const auto usual = intervals(story(0), steady_seconds());
+  const auto history = [&](int rank) { return RankHistory::in(job.log(rank)); };
+  wait_until([&] { return history(0).updates.size() > 30; }, job);
+  const double first = history(0).updates.front().at - begin;
+  const auto usual = intervals(history(0), steady_seconds());
 
   Timing pause, absence;
   for (int round = 0; round < kRounds; ++round) {
     const int victim = 1 - round % 2, survivor = 1 - victim;
-    const auto processes = story(victim).pids.size();
+    const auto processes = history(victim).pids.size();
     std::this_thread::sleep_for(std::chrono::milliseconds(300 + 37 * round));
     const double killed = steady_seconds();
-    ::kill(story(victim).pids.back(), SIGKILL);
-    wait_until([&] { return story(survivor).next_update_after(killed + 0.001).has_value(); }, job);
-    pause.seconds.push_back(*story(survivor).next_update_after(killed + 0.001) - killed);
-    wait_until([&] { return story(victim).pids.size() > processes && story(victim).is_training(); },
+    ::kill(history(victim).pids.back(), SIGKILL);
+    wait_until([&] { return history(survivor).next_update_after(killed + 0.001).has_value(); },
                job);
-    absence.seconds.push_back(*story(victim).next_update_after(killed + 0.001) - killed);
+    pause.seconds.push_back(*history(survivor).next_update_after(killed + 0.001) - killed);
+    wait_until(
+        [&] { return history(victim).pids.size() > processes && history(victim).is_training(); },
+        job);
+    absence.seconds.push_back(*history(victim).next_update_after(killed + 0.001) - killed);
   }
   job.send(SIGTERM);
   job.wait();

@@ -69,7 +69,7 @@ std::vector<Row> bench_images() {
     auto one = loader_with(1);
     auto two = loader_with(2);
     std::vector<std::function<void()>> works = {[&] { pass(one); }, [&] { pass(two); }};
-    if (peer.is_there()) {
+    if (peer.is_available()) {
       works.emplace_back([&] { pass(peer, name + " 1"); });
       works.emplace_back([&] { pass(peer, name + " 0"); });
     }
@@ -81,7 +81,7 @@ std::vector<Row> bench_images() {
                       timings[theirs].best() / timings[own].best(),
                       format("{} | peer {}", timings[own].spread(), timings[theirs].spread())});
     };
-    if (peer.is_there()) {
+    if (peer.is_available()) {
       add("one thread", 0, "PyTorch + Pillow, one worker", 2);
       add("one thread", 0, "PyTorch + Pillow, no worker", 3);
     }

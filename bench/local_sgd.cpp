@@ -101,8 +101,8 @@ struct Trainee {
   int64_t run_epoch(int64_t most, const Host& host, std::mt19937& random) {
     int64_t updates = 0;
     for (const auto& batch : train.epoch(epoch++)) {
-      optimizer.minimize(batch, [&](const Batch& part) {
-        return nn::functional::cross_entropy(net->forward(part.data), part.target);
+      optimizer.minimize(batch, [&](const Batch& micro_batch) {
+        return nn::functional::cross_entropy(net->forward(micro_batch.data), micro_batch.target);
       });
       if (host.pause_chance > 0 && std::bernoulli_distribution(host.pause_chance)(random)) {
         std::this_thread::sleep_for(host.pause);

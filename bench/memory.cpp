@@ -478,19 +478,19 @@ void planning(std::vector<Row>& rows) {
 }
 
 // It takes some minutes: rows are printed as they come.
-class Said {
+class RowPrinter {
  public:
-  explicit Said(const std::vector<Row>& rows) : rows_(rows) {}
-  void say() {
-    for (; said_ < rows_.size(); ++said_) {
-      const auto& row = rows_[said_];
+  explicit RowPrinter(const std::vector<Row>& rows) : rows_(rows) {}
+  void print_new() {
+    for (; printed_ < rows_.size(); ++printed_) {
+      const auto& row = rows_[printed_];
       log::info("bench", format("{}: {:.6g} {} {}", row.name, row.value, row.unit, row.note));
     }
   }
 
  private:
   const std::vector<Row>& rows_;
-  size_t said_ = 0;
+  size_t printed_ = 0;
 };
 
 // Each net with its gradients, and a batch that is small for it.
@@ -514,16 +514,16 @@ std::vector<Row> bench_memory() {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   torch::manual_seed(1);
   std::vector<Row> rows;
-  Said said(rows);
+  RowPrinter printer(rows);
   planning(rows);
   const Disk disk;
   rows.push_back({"disk, out", disk.speed.write / kMiB, "MiB/s", "", 0, 0, ""});
   rows.push_back({"disk, back", disk.speed.read / kMiB, "MiB/s", "", 0, 0, ""});
-  rows.push_back({"disk, of a core", 100 * disk.speed.compute_share, "%", "", 0, 0, ""});
-  said.say();
+  rows.push_back({"disk, of a core", 100 * disk.speed.compute_slowdown, "%", "", 0, 0, ""});
+  printer.print_new();
   for_each_net(512, 8, [&](const Net& net, int64_t samples) {
     trade_off(net, samples, disk, rows);
-    said.say();
+    printer.print_new();
   });
   return rows;
 }
@@ -543,13 +543,13 @@ std::vector<Row> bench_memory_batch() {
   const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
   torch::manual_seed(1);
   std::vector<Row> rows;
-  Said said(rows);
+  RowPrinter printer(rows);
   const Disk disk;
   for_each_net(128, 4, [&](const Net& net, int64_t samples) {
     EqualBudget equal(net, samples, disk);
     equal.find();
     equal.measure(rows);
-    said.say();
+    printer.print_new();
   });
   return rows;
 }

@@ -58,7 +58,7 @@ template <typename Step>
 void add_rows(std::vector<Row>& rows, const std::string& name, int64_t samples, PythonPeer& peer,
               const std::string& peer_net, const Step& step) {
   std::vector<std::function<void()>> works = {step};
-  if (peer.is_there()) {
+  if (peer.is_available()) {
     peer.ask(peer_net);
     works.emplace_back([&] { peer.ask("step"); });
   }
@@ -78,7 +78,7 @@ void add_rows(std::vector<Row>& rows, const std::string& name, int64_t samples, 
              0,
              0,
              ""};
-  if (peer.is_there()) {
+  if (peer.is_available()) {
     speed.peer = memory.peer = "PyTorch, tuned by hand";
     const Slowdown peers(timings[1], timings[0]);
     speed.peer_value = static_cast<double>(samples) / timings[1].median();
@@ -106,7 +106,8 @@ void add_bert(std::vector<Row>& rows, PythonPeer& peer, int64_t batch, int64_t s
                   batch, seq),
            batch, peer,
            format("bert {} {} {} {}", options.layers, batch, seq, data.masked_labels.size(0)), [&] {
-             optimizer.minimize(data, [&](const BertBatch& part) { return model.loss(part); });
+             optimizer.minimize(
+                 data, [&](const BertBatch& micro_batch) { return model.loss(micro_batch); });
            });
 }
 
@@ -114,10 +115,11 @@ void add_resnet(std::vector<Row>& rows, PythonPeer& peer, int64_t batch, int64_t
   auto model = apps::Resnet50();
   auto optimizer = distributed_optimizer(optim::Momentum(model, {.lr = 0.01}), strategy());
   const auto data = apps::synthetic_batch(model.options(), batch, 1, size);
-  add_rows(rows,
-           format("ResNet50, channels-last, {}, batch {}, {} pixels", type_name(), batch, size),
-           batch, peer, format("resnet50 {} {}", batch, size),
-           [&] { optimizer.minimize(data, [&](const Batch& part) { return model.loss(part); }); });
+  add_rows(
+      rows, format("ResNet50, channels-last, {}, batch {}, {} pixels", type_name(), batch, size),
+      batch, peer, format("resnet50 {} {}", batch, size), [&] {
+        optimizer.minimize(data, [&](const Batch& micro_batch) { return model.loss(micro_batch); });
+      });
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ std::vector<Row> bench_python() {
                     {std::to_string(at::get_num_threads()), setting("FLEET_BENCH_SIZE", "full"),
                      setting("FLEET_BENCH_BATCH", "8")});
   std::vector<Row> rows;
-  if (!python.is_there()) {
+  if (!python.is_available()) {
     rows.push_back({.name = "unmodified models of Python",
                     .unit = "samples/s",
                     .peer = "none: FLEET_PYTHON names no Python with fleet, transformers and "

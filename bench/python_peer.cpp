@@ -40,7 +40,7 @@ PythonPeer::PythonPeer(const std::string& script, const std::vector<std::string>
   if (failed != 0) pid_ = -1;
   std::signal(SIGPIPE, SIG_IGN);  // a peer that has ended shows in its answer
   std::string line;
-  there_ = failed == 0 && read_line(line) && line == "ready";
+  is_available_ = failed == 0 && read_line(line) && line == "ready";
 }
 
 PythonPeer::~PythonPeer() {

@@ -14,7 +14,7 @@ namespace fleet::bench {
 /// standard input by a line. One that ends before is not there: a package is missing, say.
 ///
 ///   PythonPeer peer("bench/images_peer.py", {folder});
-///   if (peer.is_there()) peer.ask("train");
+///   if (peer.is_available()) peer.ask("train");
 class PythonPeer {
  public:
   PythonPeer(const std::string& script, const std::vector<std::string>& arguments);
@@ -22,7 +22,7 @@ class PythonPeer {
   PythonPeer(const PythonPeer&) = delete;
   PythonPeer& operator=(const PythonPeer&) = delete;
 
-  bool is_there() const { return there_; }
+  bool is_available() const { return is_available_; }
   /// Waits for the answer.
   std::string ask(const std::string& what);
 
@@ -32,7 +32,7 @@ class PythonPeer {
   int pid_ = -1;
   std::FILE* to_ = nullptr;
   std::FILE* from_ = nullptr;
-  bool there_ = false;
+  bool is_available_ = false;
 };
 
 }  // namespace fleet::bench

@@ -17,7 +17,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 
-#include "bench/delayed_cable.h"
+#include "bench/delayed_link.h"
 #include "tests/support/two_hosts.h"
 
 namespace fleet::bench {
@@ -102,10 +102,10 @@ int run_on_two_hosts(int ranks, char** argv) {
     say(format("skipped: {}", hosts.refused()));
     return 0;
   }
-  const DelayedCable far(hosts, kLinkDelay);
+  const DelayedLink far(hosts, kLinkDelay);
   const bool is_far = far.refused().empty();
   for (int host = 0; host < ranks; ++host) {
-    const auto device = is_far ? DelayedCable::device(host) : launch::TwoHosts::device(host);
+    const auto device = is_far ? DelayedLink::device(host) : launch::TwoHosts::device(host);
     if (hosts.limit_rate(host, device, kLinkMbit)) continue;
     say("skipped: `tc` cannot limit the rate of a link here");
     return 0;

@@ -30,7 +30,7 @@ struct NormTrainee {
   void train(const Batch& batch) {
     const auto begin = std::clock();
     for (int i = 0; i < kUpdates; ++i) {
-      optimizer.minimize(batch, [&](const Batch& part) { return net.loss(part); });
+      optimizer.minimize(batch, [&](const Batch& micro_batch) { return net.loss(micro_batch); });
     }
     cpu_s += static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   }

@@ -41,9 +41,9 @@ Training train(const fleet::DistributedStrategy& strategy) {
   Training result{.base = memory.live()};
   for (int64_t update = 0; update < kUpdates; ++update) {
     memory.reset_peaks();
-    const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
-      const auto out = model->forward(part.data.transpose(0, 1)).transpose(0, 1);
-      return torch::mse_loss(out, part.target);
+    const auto report = optimizer.minimize(batch, [&](const fleet::Batch& micro_batch) {
+      const auto out = model->forward(micro_batch.data.transpose(0, 1)).transpose(0, 1);
+      return torch::mse_loss(out, micro_batch.target);
     });
     result.loss = report.loss;
   }

@@ -20,7 +20,7 @@ void run(Bytes bytes) {
   const int64_t in_bytes = amount->of(limit, 3);
   require(!amount->derivation(limit, 3).empty(), "a budget says where it comes from");
   if (amount->unit != BudgetAmount::Unit::kBytes) {
-    require(amount->share > 0 && amount->share <= 1, "a share is above 0 and at most 1");
+    require(amount->fraction > 0 && amount->fraction <= 1, "a share is above 0 and at most 1");
     require(in_bytes >= 0 && in_bytes <= limit.bytes / 3, "a share is a part of what there is");
     return;
   }

@@ -14,7 +14,7 @@ namespace fleet::fuzz {
 namespace {
 
 // Larger ones are only opened: they are allowed, and a header of a few bytes can promise one.
-constexpr int64_t kMostPixels = 1 << 18;
+constexpr int64_t kMaxPixels = 1 << 18;
 constexpr int64_t kImageSize = 16;
 
 ImagenetOptions options_of(Phase phase) {
@@ -71,7 +71,7 @@ void run(Bytes bytes) {
   static const Loader training(Phase::kTrain), test(Phase::kTest);
   static JpegDecoder decoder;
   JpegDecoder::Size size;
-  if (!opens(decoder, bytes, size) || size.width * size.height > kMostPixels) return;
+  if (!opens(decoder, bytes, size) || size.width * size.height > kMaxPixels) return;
   decode_parts(decoder, bytes, size);
   file.write(bytes);
   for (const auto* loader : {&training, &test}) {

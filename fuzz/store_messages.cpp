@@ -64,7 +64,7 @@ void asks(std::string_view text) {
   job.set("membership/asks/1", text);
   job.slot(1, std::strtoll(std::string(text).c_str(), nullptr, 10));
   accepts([&] {
-    for (const auto& slot : job.membership.asking({1, 2}))
+    for (const auto& slot : job.membership.join_requests({1, 2}))
       require(slot.rank == 1, "who asks is a process of that rank");
   });
 }
@@ -76,7 +76,7 @@ void invited(std::string_view text) {
   job.set("membership/last", "3");
   job.set("membership/generation/3/list", "1 1 1 5 2 0 ");
   accepts([&] {
-    const auto invitation = job.membership.invited();
+    const auto invitation = job.membership.invitation();
     require(invitation && invitation->slots.size() == 1, "it is this rank's own");
   });
 }
@@ -84,7 +84,7 @@ void invited(std::string_view text) {
 void who(std::string_view text) {
   Job job;
   job.set("liveness/who/1/1", text);
-  accepts([&] { job.liveness.is_gone(Slot{.rank = 1, .incarnation = 1}); });
+  accepts([&] { job.liveness.is_lost(Slot{.rank = 1, .incarnation = 1}); });
 }
 
 void heartbeat(std::string_view text) {

@@ -12,7 +12,7 @@
 namespace fleet::fuzz {
 namespace {
 
-constexpr int64_t kMostTokens = 64;
+constexpr int64_t kMaxTokens = 64;
 
 bool are_equal(const TextSample& a, const TextSample& b) {
   return std::ranges::equal(a.tokens, b.tokens) && a.first_length == b.first_length &&
@@ -22,7 +22,7 @@ bool are_equal(const TextSample& a, const TextSample& b) {
 void check(const TextSample& sample) {
   const auto length = std::ssize(sample.tokens);
   const auto is_known = [](int32_t id) { return id >= 0 && id < small_vocabulary().size(); };
-  require(length > 0 && length <= kMostTokens, "a sample is not longer than allowed");
+  require(length > 0 && length <= kMaxTokens, "a sample is not longer than allowed");
   require(std::ranges::all_of(sample.tokens, is_known), "tokens are in the vocabulary");
   require(sample.first_length > 1 && sample.first_length <= length, "a sentence lies in the line");
   require(sample.masked_positions.size() == sample.masked_labels.size(), "a label per position");
@@ -48,9 +48,8 @@ void write(TokenFile& file, const TextSample& sample) {
 void run(Bytes bytes) {
   static const ScratchFile input("tokens.txt");
   TextSamples samples;
-  if (!accepts([&] {
-        samples = TextSamples::load(input.write(bytes), small_vocabulary(), kMostTokens);
-      }))
+  if (!accepts(
+          [&] { samples = TextSamples::load(input.write(bytes), small_vocabulary(), kMaxTokens); }))
     return;
   require(samples.size() > 0, "there is a sample");
   std::vector<int64_t> writable;
@@ -63,7 +62,7 @@ void run(Bytes bytes) {
   TokenFile file(copy, small_vocabulary());
   for (const int64_t i : writable) write(file, samples[i]);
   file.finish();
-  const auto again = TextSamples::load(copy, small_vocabulary(), kMostTokens);
+  const auto again = TextSamples::load(copy, small_vocabulary(), kMaxTokens);
   require(again.size() == std::ssize(writable), "written again there are as many");
   for (size_t i = 0; i < writable.size(); ++i)
     require(are_equal(again[static_cast<int64_t>(i)], samples[writable[i]]),

@@ -26,15 +26,15 @@ void Lion::apply(const FusedSlice& slice) {
   const auto& settings = settings_[slice.span];
   const auto lr = static_cast<float>(lr_ * settings.lr_scale);
   const auto decay = static_cast<float>(settings.weight_decay);
-  const auto beta1 = static_cast<float>(options_.beta1), rest1 = 1 - beta1;
-  const auto beta2 = static_cast<float>(options_.beta2), rest2 = 1 - beta2;
+  const auto beta1 = static_cast<float>(options_.beta1), one_minus_beta1 = 1 - beta1;
+  const auto beta2 = static_cast<float>(options_.beta2), one_minus_beta2 = 1 - beta2;
   float* const momentum = slice.state[0];
   for (int64_t i = 0; i < slice.length; ++i) {
     const float gradient = slice.gradient[i] * slice.gradient_scale;
-    const float c = beta1 * momentum[i] + rest1 * gradient;
+    const float c = beta1 * momentum[i] + one_minus_beta1 * gradient;
     const auto sign = static_cast<float>((c > 0) - (c < 0));
     slice.value[i] -= lr * (sign + decay * slice.value[i]);
-    momentum[i] = beta2 * momentum[i] + rest2 * gradient;
+    momentum[i] = beta2 * momentum[i] + one_minus_beta2 * gradient;
   }
   if (slice.low == nullptr) return;  // use_pure_bf16: the model computes with a rounded copy
   for (int64_t i = 0; i < slice.length; ++i) slice.low[i] = c10::BFloat16(slice.value[i]).x;

@@ -57,7 +57,7 @@ Tensor sum_of_losses(const Tensor& scores, const Tensor& labels) {
   return torch::cross_entropy_loss(scores, labels, {}, at::Reduction::Sum);
 }
 
-Tensor share(const Tensor& scores, const Tensor& labels) {
+Tensor accuracy(const Tensor& scores, const Tensor& labels) {
   const auto right = scores.detach().argmax(-1).eq(labels).to(torch::kFloat);
   return right.sum() / static_cast<double>(std::max<int64_t>(1, labels.size(0)));
 }
@@ -202,9 +202,9 @@ BertMetrics BertImpl::metrics(const BertBatch& batch) {
   result.next_sentence_loss = terms.terms.size() > 1
                                   ? terms.terms[1].mean()
                                   : torch::zeros({}, result.masked_lm_loss.options());
-  result.masked_lm_accuracy = share(scores.masked_tokens, batch.masked_labels);
+  result.masked_lm_accuracy = accuracy(scores.masked_tokens, batch.masked_labels);
   result.next_sentence_accuracy = batch.next_sentence_labels.defined()
-                                      ? share(scores.next_sentence, batch.next_sentence_labels)
+                                      ? accuracy(scores.next_sentence, batch.next_sentence_labels)
                                       : torch::zeros({}, scores.next_sentence.options());
   return result;
 }

@@ -73,7 +73,7 @@ const FieldList& fields_of(const BertDataOptions*) {
           field<&D::in_tokens>("in_tokens", "--batch_size counts tokens"),
           field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
               .at_least(1)
-              .at_most(kMostSyntheticSamples),
+              .at_most(kMaxSyntheticSamples),
       }};
   return list;
 }

@@ -68,7 +68,7 @@ void train_on_images(const ImageModel& model, ImageData& data, double weight_dec
         log.step(report, acc1, acc5);
       },
       [&](int64_t epoch) { test(model, data.test, optimizer, epoch); });
-  run.keep(model.handle);
+  run.save_weights(model.handle);
 }
 
 }  // namespace fleet::applications

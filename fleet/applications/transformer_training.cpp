@@ -22,7 +22,7 @@ constexpr int64_t kSyntheticTokens = 67;  // all of the words that synthetic seq
 
 using Pairs = std::shared_ptr<const Dataset>;
 
-TransformerData share_out(const Pairs& train, const Pairs& test, const TrainConfig& config) {
+TransformerData make_loaders(const Pairs& train, const Pairs& test, const TrainConfig& config) {
   LoaderOptions options{.batch_size = config.batch_size, .seed = config.seed};
   DataLoader training(train, options);
   options.shuffle = false;
@@ -53,7 +53,7 @@ void test(Transformer& model, TransformerData& data, const DistributedOptimizer&
   }
   model->train();
   for (auto* mean : {&loss, &likelihood, &right}) all_reduce_sum(mean->sums());
-  log::info("test", format("epoch {}: loss {:.5f}, perplexity {}, tokens right {:.5f}, {}", epoch,
+  log::info("test", format("epoch {}: loss {:.5f}, perplexity {}, token accuracy {:.5f}, {}", epoch,
                            loss.value(), perplexity_text(likelihood.value()), right.value(),
                            plural(std::llround(loss.weight()), "token")));
 }
@@ -71,7 +71,7 @@ const FieldList& fields_of(const TransformerDataOptions*) {
           field<&D::seq>("seq", "longest sequence, its end among it").at_least(2).in_unit("tokens"),
           field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
               .at_least(1)
-              .at_most(kMostSyntheticSamples),
+              .at_most(kMaxSyntheticSamples),
       }};
   return list;
 }
@@ -81,8 +81,8 @@ TransformerData load_transformer_data(const TransformerDataOptions& options,
   if (options.data == "synthetic") {
     const SampleRange train{.count = options.samples};
     const SampleRange test{.first = options.samples, .count = options.samples / 20 + 1};
-    auto data = share_out(synthetic_translation(kSyntheticTokens, options.seq, train),
-                          synthetic_translation(kSyntheticTokens, options.seq, test), config);
+    auto data = make_loaders(synthetic_translation(kSyntheticTokens, options.seq, train),
+                             synthetic_translation(kSyntheticTokens, options.seq, test), config);
     data.vocab = kSyntheticTokens;
     return data;
   }
@@ -92,7 +92,7 @@ TransformerData load_transformer_data(const TransformerDataOptions& options,
     return std::make_shared<ParallelText>(folder / (name + ".src"), folder / (name + ".tgt"),
                                           tokenizer, options.seq);
   };
-  auto data = share_out(load("train"), load("val"), config);
+  auto data = make_loaders(load("train"), load("val"), config);
   data.vocab = tokenizer.vocabulary().size();
   data.pad = tokenizer.vocabulary().pad();
   return data;

@@ -43,7 +43,7 @@ TransformerData load_transformer_data(const TransformerDataOptions& options,
 /// model's label smoothing, the perplexity has none.
 ///
 ///   worker_index: 0, step9 cost = 7.500000, total time cost = 2.5, ...
-///   [test] epoch 0: loss 2.10512, perplexity 5.30000, tokens right 0.61200, 16000 tokens
+///   [test] epoch 0: loss 2.10512, perplexity 5.30000, token accuracy 0.61200, 16000 tokens
 void train_transformer(Transformer& model, TransformerData& data, DistributedOptimizer& optimizer,
                        const TrainConfig& config, const RunOptions& run);
 

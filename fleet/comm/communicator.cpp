@@ -187,15 +187,15 @@ Work Communicator::start(Collective call, std::string_view what) {
 
 Work Communicator::all_reduce_async(const torch::Tensor& tensor, ReduceOp op,
                                     std::string_view what) {
-  return all_reduce_together({tensor}, op, what);
+  return all_reduce_coalesced({tensor}, op, what);
 }
 
 void Communicator::all_reduce(const torch::Tensor& tensor, ReduceOp op, std::string_view what) {
   all_reduce_async(tensor, op, what).wait();
 }
 
-Work Communicator::all_reduce_together(const std::vector<torch::Tensor>& tensors, ReduceOp op,
-                                       std::string_view what) {
+Work Communicator::all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op,
+                                        std::string_view what) {
   for (const auto& tensor : tensors) {
     check(tensor, "all_reduce");
     if (op == ReduceOp::kAvg && tensor.scalar_type() == torch::kLong) {

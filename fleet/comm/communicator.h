@@ -81,8 +81,8 @@ class Communicator {
   void all_reduce(const torch::Tensor& tensor, ReduceOp op, std::string_view what);
 
   /// All of `tensors`, over the same ranks even if some are lost meanwhile.
-  Work all_reduce_together(const std::vector<torch::Tensor>& tensors, ReduceOp op,
-                           std::string_view what);
+  Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op,
+                            std::string_view what);
 
   Work broadcast_async(const torch::Tensor& tensor, int root, std::string_view what);
   void broadcast(const torch::Tensor& tensor, int root, std::string_view what);

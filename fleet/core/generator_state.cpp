@@ -71,7 +71,7 @@ void GeneratorState::restore() const {
   cpu.set_next_double_normal_sample(cpu_->next_double);
 }
 
-bool GeneratorState::has_moved() const {
+bool GeneratorState::has_advanced() const {
   auto generator = generator_;
   const std::scoped_lock lock(generator.mutex());
   if (!cpu_) return !generator.get_state().equal(other_);
@@ -79,7 +79,7 @@ bool GeneratorState::has_moved() const {
 }
 
 bool GeneratorState::set_end() {
-  if (!has_moved()) return false;
+  if (!has_advanced()) return false;
   auto generator = generator_;
   const std::scoped_lock lock(generator.mutex());
   if (cpu_) {

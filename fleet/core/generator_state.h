@@ -17,7 +17,7 @@ class GeneratorState {
 
   const at::Generator& generator() const { return generator_; }
   void restore() const;
-  bool has_moved() const;
+  bool has_advanced() const;
 
   /// Called after the op that used it: records the state after the op. False if the op used no
   /// random numbers.

@@ -65,7 +65,7 @@ struct Table {
          {"scaled_dot_product_attention", "_scaled_dot_product_attention_math", "lstm", "gru",
           "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
           "einsum", "cross_entropy_loss", "multi_head_attention"}) {
-      aten(name).is_opened = true;
+      aten(name).is_decomposed = true;
     }
   }
   OpProperties& aten(const char* name) { return ops[std::string("aten::") + name]; }

@@ -34,7 +34,7 @@ struct OpProperties {
   int mask_save = -1;
   /// A composite whose ops are recorded instead of it: some of what it saves is cheap to recompute,
   /// which shows only in its parts.
-  bool is_opened = false;
+  bool is_decomposed = false;
 };
 
 /// Adds an op ("mine::rotate") to the table; returns true. Call it before the op is recorded for

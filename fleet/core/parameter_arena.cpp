@@ -259,11 +259,11 @@ void ParameterArena::values_written() {
   }
 }
 
-void ParameterArena::take_written() const {
-  for (size_t i = 0; i < spans_.size(); ++i) take_written(i);
+void ParameterArena::refresh_masters() const {
+  for (size_t i = 0; i < spans_.size(); ++i) refresh_masters(i);
 }
 
-void ParameterArena::take_written(size_t index) const {
+void ParameterArena::refresh_masters(size_t index) const {
   const auto& span = spans_[index];
   if (!span.working.defined()) return;
   const torch::NoGradGuard no_grad;
@@ -301,16 +301,16 @@ void ParameterArena::forget_window() noexcept {
     spans_[i].parameter.mutable_grad() = torch::Tensor();
     is_ready_[i] = false;
   }
-  kept_apart_.clear();
+  discarded_.clear();
   is_open_ = false;
   is_hidden_ = false;
-  arrivals_ = Arrivals::kCollect;
+  gradient_policy_ = GradientPolicy::kAccumulate;
 }
 
-void ParameterArena::set_arrivals(Arrivals arrivals) {
+void ParameterArena::set_gradient_policy(GradientPolicy policy) {
   const std::lock_guard lock(mutex_);
-  arrivals_ = arrivals;
-  const bool hide = arrivals == Arrivals::kRefuse;
+  gradient_policy_ = policy;
+  const bool hide = policy == GradientPolicy::kReject;
   for (size_t i = 0; i < spans_.size(); ++i) {
     auto& gradient = spans_[i].parameter.mutable_grad();
     if (!is_ready_[i] || hide) {
@@ -322,11 +322,11 @@ void ParameterArena::set_arrivals(Arrivals arrivals) {
   is_hidden_ = hide;
 }
 
-std::optional<size_t> ParameterArena::first_kept_apart() const {
-  return kept_apart_.empty() ? std::nullopt : std::optional(*kept_apart_.begin());
+std::optional<size_t> ParameterArena::first_discarded() const {
+  return discarded_.empty() ? std::nullopt : std::optional(*discarded_.begin());
 }
 
-bool ParameterArena::take_cleared() {
+bool ParameterArena::drop_cleared() {
   const std::lock_guard lock(mutex_);
   const torch::NoGradGuard no_grad;
   if (is_hidden_) return true;
@@ -349,7 +349,7 @@ bool ParameterArena::take_cleared() {
 // Autograd adds to the tensor that it finds in `grad()`: it must not find the window's.
 void ParameterArena::arrive(size_t index) {
   const std::lock_guard lock(mutex_);
-  if (!is_open_ || arrivals_ == Arrivals::kCollect) return;
+  if (!is_open_ || gradient_policy_ == GradientPolicy::kAccumulate) return;
   spans_[index].parameter.mutable_grad() = torch::Tensor();
 }
 
@@ -358,10 +358,10 @@ void ParameterArena::on_gradient_ready(size_t index) {
   if (!is_open_) return;  // between two windows the model is as torch has it
   auto& span = spans_[index];
   auto& gradient = span.parameter.mutable_grad();
-  if (arrivals_ != Arrivals::kCollect) {
+  if (gradient_policy_ != GradientPolicy::kAccumulate) {
     gradient = is_ready_[index] && !is_hidden_ ? span.gradient : torch::Tensor();
-    kept_apart_.insert(index);
-    if (arrivals_ == Arrivals::kKeepApart) return;
+    discarded_.insert(index);
+    if (gradient_policy_ == GradientPolicy::kDiscard) return;
     throw Error("arena",
                 format("a backward inside the loss closure reached parameter '{}', and its "
                        "gradient would be no part of the update",

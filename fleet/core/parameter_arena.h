@@ -60,12 +60,12 @@ struct ArenaOptions {
 /// float tensor.
 ///
 /// A window collects every gradient that arrives between `begin_window` and `end_window`, or, with
-/// `set_arrivals`, only those of the caller's own backwards: a backward of another optimizer that
-/// runs through this model then leaves the window as it was. torch's `zero_grad()` inside a window
-/// drops what is ready.
+/// `set_gradient_policy`, only those of the caller's own backwards: a backward of another optimizer
+/// that runs through this model then leaves the window as it was. torch's `zero_grad()` inside a
+/// window drops what is ready.
 ///
 /// In-place writes to parameters are never lost: where a parameter is a working copy, what was
-/// written to it is taken into its master (`take_written`) before anybody reads that.
+/// written to it is taken into its master (`refresh_masters`) before anybody reads that.
 ///
 /// In front of the last group's gradients lies the metadata: a few floats that ranks sum together
 /// with the gradients at no extra cost (weights, losses, and one flag per parameter: did it get a
@@ -102,8 +102,8 @@ class ParameterArena {
   void values_written();
   /// The reverse, before `values` are read: masters take the elements of working copies that were
   /// written in place. One pass over both; nothing to do without working copies.
-  void take_written() const;
-  void take_written(size_t span) const;
+  void refresh_masters() const;
+  void refresh_masters(size_t span) const;
 
   /// Forgets all gradients: `grad()` is undefined until the next backward, as after torch's own
   /// zero_grad. Arrivals are collected from here on.
@@ -112,19 +112,19 @@ class ParameterArena {
   void forget_window() noexcept;
 
   /// What happens to a gradient that arrives inside a window.
-  enum class Arrivals {
-    kCollect,    // it belongs to the window
-    kKeepApart,  // it is of somebody else's backward: dropped, and counted
-    kRefuse,     // likewise, inside a loss closure: an Error. `grad()` is hidden meanwhile, so that
-                 // a zero_grad() there, as torch's closures have it, clears nothing
+  enum class GradientPolicy {
+    kAccumulate,  // it belongs to the window
+    kDiscard,     // it is of somebody else's backward: dropped, and counted
+    kReject,  // likewise, inside a loss closure: an Error. `grad()` is hidden meanwhile, so that
+              // a zero_grad() there, as torch's closures have it, clears nothing
   };
-  void set_arrivals(Arrivals arrivals);
+  void set_gradient_policy(GradientPolicy policy);
   /// Spans that a gradient was kept apart from since `begin_window`.
-  size_t kept_apart() const { return kept_apart_.size(); }
-  std::optional<size_t> first_kept_apart() const;
+  size_t discarded() const { return discarded_.size(); }
+  std::optional<size_t> first_discarded() const;
   /// Drops what torch's zero_grad() has cleared since it was written; false when nothing is left of
   /// a window that had something.
-  bool take_cleared();
+  bool drop_cleared();
 
   /// Makes the gradients whole: zeros where none came, `grad()` a view of the arena everywhere.
   /// Throws when somebody replaced a `grad()` after backward, for then the arena no longer holds
@@ -164,10 +164,10 @@ class ParameterArena {
   std::vector<compat::GradientHook> hooks_;
   std::vector<bool> is_ready_;
   std::vector<int64_t> versions_;  // of the gradients as they were written
-  std::set<size_t> kept_apart_;
+  std::set<size_t> discarded_;
   bool is_open_ = false;    // a window
   bool is_hidden_ = false;  // what is ready is not in `grad()`
-  Arrivals arrivals_ = Arrivals::kCollect;
+  GradientPolicy gradient_policy_ = GradientPolicy::kAccumulate;
   std::function<void(size_t)> on_ready_;
   std::mutex mutex_;
   torch::Tensor metadata_;

@@ -7,7 +7,7 @@
 
 namespace fleet {
 
-std::string keep_global_batch(int64_t global_batch, int64_t world_size) {
+std::string global_batch_advice(int64_t global_batch, int64_t world_size) {
   const auto ranks = [](int64_t number) {
     return format("{} rank{}", number, number == 1 ? "" : "s");
   };

@@ -10,7 +10,8 @@ namespace fleet {
 /// which batch size keeps it on `world_size` ranks, or, where none does, which other numbers of
 /// ranks could.
 ///
-///   keep_global_batch(128, 4);   // "use --batch_size 32: 32 x 4 ranks keep the global batch ..."
-std::string keep_global_batch(int64_t global_batch, int64_t world_size);
+///   global_batch_advice(128, 4);   // "use --batch_size 32: 32 x 4 ranks keep the global batch
+///   ..."
+std::string global_batch_advice(int64_t global_batch, int64_t world_size);
 
 }  // namespace fleet

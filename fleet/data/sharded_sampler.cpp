@@ -39,7 +39,7 @@ SamplerState in_batches_of(SamplerState state, int64_t global_batch) {
               format("the global batch was {} and is now {}, for which the learning rate may be "
                      "wrong; {}",
                      state.global_batch, global_batch,
-                     keep_global_batch(state.global_batch, is_initialized() ? worker_num() : 1)));
+                     global_batch_advice(state.global_batch, is_initialized() ? worker_num() : 1)));
   }
   int64_t samples = 0;
   if (__builtin_mul_overflow(state.next_update, state.global_batch, &samples)) {
@@ -145,7 +145,7 @@ void ShardedSampler::restore(const SamplerState& saved) {
     throw UsageError::all("data", "the saved position does not fit this run", problems,
                           saved.global_batch == here.global_batch
                               ? "resume with the settings of the run that saved it"
-                              : keep_global_batch(saved.global_batch, shard_.world_size));
+                              : global_batch_advice(saved.global_batch, shard_.world_size));
   }
   seek(saved.epoch, saved.next_update);
 }

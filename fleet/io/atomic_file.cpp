@@ -101,9 +101,9 @@ uint64_t write_file_atomically(const std::filesystem::path& path, std::string_vi
 }
 
 std::filesystem::path link_target(std::filesystem::path path) {
-  constexpr int kMostLinks = 40;  // as the kernel has it
+  constexpr int kMaxLinks = 40;  // as the kernel has it
   std::error_code error;
-  for (int i = 0; i < kMostLinks; ++i) {
+  for (int i = 0; i < kMaxLinks; ++i) {
     if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) break;
     const auto target = std::filesystem::read_symlink(path, error);
     if (error) break;

@@ -194,7 +194,7 @@ void check_file_size_limit(const OutputPlace& place, int64_t bytes, std::string_
       fix_of_write_error(EFBIG));
 }
 
-void room_is_taken(std::string_view flag) { demands().forget(flag); }
+void output_written(std::string_view flag) { demands().forget(flag); }
 
 void check_overwrites_nothing(const std::vector<OutputPlace>& outputs,
                               const std::vector<InputFile>& inputs) {

@@ -36,7 +36,7 @@ void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what)
 /// Compares the size of one file with the limit that this process has (`ulimit -f`).
 void check_file_size_limit(const OutputPlace& place, int64_t bytes, std::string_view what);
 /// What `flag` names has been written, and is no longer counted.
-void room_is_taken(std::string_view flag);
+void output_written(std::string_view flag);
 
 /// An input, and what it is to the user: {"book.txt", "a text"}.
 struct InputFile {

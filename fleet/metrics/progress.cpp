@@ -16,8 +16,8 @@ namespace {
 
 constexpr auto kDrawInterval = std::chrono::milliseconds(100);
 constexpr int kDefaultColumns = 80;
-constexpr int kMostBarCells = 30;
-constexpr int kFewestBarCells = 6;
+constexpr int kMaxBarCells = 30;
+constexpr int kMinBarCells = 6;
 
 std::string_view environment(const char* name) {
   const char* value = std::getenv(name);
@@ -71,8 +71,8 @@ std::string progress_text(const ProgressFigures& figures, int columns) {
   std::string text = format("{}  {}", figures.label, numbers);
   if (!figures.note.empty()) text += format("  {}", figures.note);
   // The bar is what a narrow terminal can do without; two brackets and two spaces go with it.
-  const int cells = std::min(kMostBarCells, columns - static_cast<int>(text.size()) - 4);
-  if (cells >= kFewestBarCells) {
+  const int cells = std::min(kMaxBarCells, columns - static_cast<int>(text.size()) - 4);
+  if (cells >= kMinBarCells) {
     text.insert(figures.label.size(), "  " + bar(cells, figures.done, figures.total));
   }
   text.resize(std::min<size_t>(text.size(), std::max(columns, 0)));
@@ -100,8 +100,9 @@ void Progress::advance(int64_t amount, std::string_view note) {
     return;
   }
   const int64_t tenths = percent(done_, total_) / 10;
-  if (tenths > tenths_told_ || since >= std::chrono::duration<double>(options_.plain_interval_s)) {
-    tenths_told_ = tenths;
+  if (tenths > tenths_logged_ ||
+      since >= std::chrono::duration<double>(options_.plain_interval_s)) {
+    tenths_logged_ = tenths;
     draw(now);
   }
 }

@@ -57,7 +57,7 @@ class Progress {
   std::string note_;
   Clock::time_point start_;
   Clock::time_point drawn_at_;
-  int64_t tenths_told_ = 0;
+  int64_t tenths_logged_ = 0;
   bool shown_ = false;
 };
 

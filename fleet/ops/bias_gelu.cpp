@@ -77,7 +77,7 @@ Tensor bias_gelu_kernel(const Tensor& x, const OptionalTensor& bias, double p,
                       .bias = floats_of(b),
                       .y = y.mutable_data_ptr(),
                       .dx = nullptr,
-                      .rebuilt = nullptr,
+                      .recomputed = nullptr,
                       .dbias = nullptr,
                       .width = shape.width,
                       .rows_per_sample = shape.rows_per_sample,
@@ -89,16 +89,16 @@ Tensor bias_gelu_kernel(const Tensor& x, const OptionalTensor& bias, double p,
   return y;
 }
 
-// dx, the bias's gradient and, where it is to be rebuilt, what forward returned.
+// dx, the bias's gradient and, where it is to be recomputed, what forward returned.
 std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward_kernel(const Tensor& dy_, const Tensor& x,
                                                              const OptionalTensor& bias, double p,
                                                              c10::IntArrayRef counter, bool tanh,
-                                                             bool rebuild) {
+                                                             bool recompute) {
   const auto stream = random_stream(p, counter);
   const auto dy = dy_.to(x.scalar_type()).contiguous();
   const auto input = x.contiguous();
   auto dx = at::empty_like(input);
-  auto rebuilt = rebuild ? at::empty_like(input) : at::empty({0}, x.options());
+  auto recomputed = recompute ? at::empty_like(input) : at::empty({0}, x.options());
   const GeluShape shape(input);
   const auto b = as_floats(bias);
   const int64_t ranges = range_count(shape.rows, rows_per_thread(shape.width));
@@ -111,7 +111,7 @@ std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward_kernel(const Tensor& dy_, 
           .bias = floats_of(b),
           .y = const_cast<void*>(dy.const_data_ptr()),
           .dx = dx.mutable_data_ptr(),
-          .rebuilt = rebuild ? rebuilt.mutable_data_ptr() : nullptr,
+          .recomputed = recompute ? recomputed.mutable_data_ptr() : nullptr,
           .dbias = b.defined() ? dbias.mutable_data_ptr<float>() + i * shape.width : nullptr,
           .width = shape.width,
           .rows_per_sample = shape.rows_per_sample,
@@ -120,7 +120,7 @@ std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward_kernel(const Tensor& dy_, 
       kernel(args, begin, end);
     });
   }
-  return {dx, dbias.sum(0), rebuilt};
+  return {dx, dbias.sum(0), recomputed};
 }
 
 Tensor bias_gelu_meta(const Tensor& x, const OptionalTensor& bias, double p,
@@ -131,10 +131,10 @@ Tensor bias_gelu_meta(const Tensor& x, const OptionalTensor& bias, double p,
 std::tuple<Tensor, Tensor, Tensor> bias_gelu_backward_meta(const Tensor& dy, const Tensor& x,
                                                            const OptionalTensor& bias, double p,
                                                            c10::IntArrayRef counter, bool tanh,
-                                                           bool rebuild) {
+                                                           bool recompute) {
   return {at::empty(x.sizes(), x.options()),
           at::empty({x.dim() > 0 ? x.size(-1) : 1}, x.options().dtype(torch::kFloat)),
-          rebuild ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options())};
+          recompute ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options())};
 }
 
 struct BiasGeluFunction : torch::autograd::Function<BiasGeluFunction> {
@@ -150,10 +150,10 @@ struct BiasGeluFunction : torch::autograd::Function<BiasGeluFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const auto& bias = saved[1];
-    const auto [dx, dbias, rebuilt] = bias_gelu_backward_op().call(
+    const auto [dx, dbias, recomputed] = bias_gelu_backward_op().call(
         gradients[0], saved[0], if_defined(bias), ctx->saved_data["p"].toDouble(),
         ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool(),
-        /*rebuild=*/false);
+        /*recompute=*/false);
     return {dx, bias.defined() ? dbias.to(bias.scalar_type()) : Tensor(), Tensor(), Tensor(),
             Tensor()};
   }
@@ -171,7 +171,7 @@ TORCH_LIBRARY_FRAGMENT(fleet, library) {
       "bias_gelu(Tensor x, Tensor? bias, float p, int[] counter, bool tanh=False) -> Tensor");
   library.def(
       "bias_gelu_backward(Tensor dy, Tensor x, Tensor? bias, float p, int[] counter, "
-      "bool tanh=False, bool rebuild=False) -> (Tensor, Tensor, Tensor)");
+      "bool tanh=False, bool recompute=False) -> (Tensor, Tensor, Tensor)");
   register_op("fleet::bias_gelu", {.randomness = OpProperties::Randomness::kArguments});
   register_op("fleet::bias_gelu_backward", {.randomness = OpProperties::Randomness::kArguments});
 }

@@ -70,15 +70,15 @@ struct GeluLinearFunction : torch::autograd::Function<GeluLinearFunction> {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &bias = saved[1], &weight = saved[2];
     const auto dy = gradients[0].to(x.scalar_type()).reshape({-1, weight.size(0)});
-    const auto [dx, dbias, rebuilt] = gelu_backward_op().call(
+    const auto [dx, dbias, recomputed] = gelu_backward_op().call(
         at::mm(dy, weight).view(x.sizes()), x, if_defined(bias), ctx->saved_data["p"].toDouble(),
         ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool(),
-        /*rebuild=*/ctx->saved_data["weight"].toBool());
+        /*recompute=*/ctx->saved_data["weight"].toBool());
     variable_list result(7);
     result[0] = dx;
     if (bias.defined()) result[1] = dbias.to(bias.scalar_type());
     if (ctx->saved_data["weight"].toBool()) {
-      result[2] = at::mm(dy.t(), rebuilt.view({-1, weight.size(1)}));
+      result[2] = at::mm(dy.t(), recomputed.view({-1, weight.size(1)}));
     }
     if (ctx->saved_data["out_bias"].toBool()) result[3] = dy.sum(0);
     return result;

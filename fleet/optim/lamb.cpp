@@ -61,11 +61,11 @@ Lamb::Lamb(ModelHandle model, const LambOptions& options)
 }
 
 void Lamb::adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
-  leave_out("LAMB", model_, arena,
-            {.names = options_.exclude_from_weight_decay,
-             .bias_and_norm = options_.rule.exclude_bias_and_norm,
-             .keep_trust_ratio = options_.rule.adapt_without_decay},
-            settings);
+  exclude_from_decay("LAMB", model_, arena,
+                     {.names = options_.exclude_from_weight_decay,
+                      .bias_and_norm = options_.rule.exclude_bias_and_norm,
+                      .keep_trust_ratio = options_.rule.adapt_without_decay},
+                     settings);
 }
 
 void Lamb::prepare() { corrections_.set(span_updates(), options_.beta1, options_.beta2); }
@@ -88,8 +88,8 @@ ops::LambStep Lamb::step_of(size_t span, double gradient_scale) const {
           .weight_decay = static_cast<float>(settings_[span].weight_decay),
           .beta1 = static_cast<float>(options_.beta1),
           .beta2 = static_cast<float>(options_.beta2),
-          .rest1 = static_cast<float>(1 - options_.beta1),
-          .rest2 = static_cast<float>(1 - options_.beta2),
+          .one_minus_beta1 = static_cast<float>(1 - options_.beta1),
+          .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
           .correction = static_cast<float>(correction.first),
           .root_correction = static_cast<float>(correction.root),
           .epsilon = static_cast<float>(options_.epsilon)};

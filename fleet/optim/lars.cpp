@@ -57,14 +57,14 @@ Lars::Lars(ModelHandle model, const LarsOptions& options)
 }
 
 void Lars::adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) {
-  leave_out("LARS", model_, arena,
-            {.names = options_.exclude_from_weight_decay,
-             .bias_and_norm = options_.rule.exclude_bias_and_norm,
-             .keep_trust_ratio = options_.rule.adapt_without_decay},
-            settings);
+  exclude_from_decay("LARS", model_, arena,
+                     {.names = options_.exclude_from_weight_decay,
+                      .bias_and_norm = options_.rule.exclude_bias_and_norm,
+                      .keep_trust_ratio = options_.rule.adapt_without_decay},
+                     settings);
 }
 
-void Lars::prepare() { is_bare_.assign(settings_.size(), false); }
+void Lars::prepare() { skips_decay_.assign(settings_.size(), false); }
 
 ops::SquareSums Lars::measure(const FusedSlice& run) {
   if (!settings_[run.span].use_trust_ratio) return {0, 0};
@@ -77,7 +77,7 @@ ops::SquareSums Lars::measure(const FusedSlice& run) {
 LarsRatio lars_ratio(const LarsOptions& options, const LarsRates& rates, double value_norm,
                      double gradient_norm) {
   if (!(value_norm > 0 && gradient_norm > 0)) {
-    return {.is_bare = !options.rule.decay_at_zero_norm};
+    return {.skips_decay = !options.rule.decay_at_zero_norm};
   }
   const double ratio = options.lars_coeff * value_norm /
                        (gradient_norm + rates.weight_decay * value_norm + options.epsilon);
@@ -91,14 +91,14 @@ double Lars::trust(size_t span, double value_norm, double gradient_norm) {
   const auto result =
       lars_ratio(options_, {.lr = lr_ * of.lr_scale, .weight_decay = of.weight_decay}, value_norm,
                  gradient_norm);
-  is_bare_[span] = result.is_bare;
+  skips_decay_[span] = result.skips_decay;
   return result.ratio;
 }
 
 Lars::Factors Lars::factors(size_t span) const {
   const double lr = lr_ * settings_[span].lr_scale;
   const bool inside = options_.rule.lr_in_velocity;
-  return {.decay = is_bare_[span] != 0 ? 0 : settings_[span].weight_decay,
+  return {.decay = skips_decay_[span] != 0 ? 0 : settings_[span].weight_decay,
           .inner = ratio(span) * (inside ? lr : 1),
           .outer = inside ? 1 : lr};
 }

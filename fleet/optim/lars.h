@@ -38,7 +38,7 @@ struct LarsOptions {
 /// What LARS makes of the norms of one parameter.
 struct LarsRatio {
   double ratio = 1;
-  bool is_bare = false;  // without decay, for lack of a norm
+  bool skips_decay = false;  // without decay, for lack of a norm
 };
 /// What a LARS step multiplies by.
 struct LarsRates {
@@ -78,7 +78,7 @@ class Lars : public Optimizer {
   Factors factors(size_t span) const;
 
   LarsOptions options_;
-  std::vector<char> is_bare_;  // per span: without decay in this step, for lack of a norm
+  std::vector<char> skips_decay_;  // per span: without decay in this step, for lack of a norm
 };
 
 }  // namespace fleet::optim

@@ -123,7 +123,7 @@ Optimizer::FusedSlice Optimizer::slice_of(size_t index, double gradient_scale) c
 // With what was written to the working copy since the last step: the slice is in the cache then.
 Optimizer::FusedSlice Optimizer::fresh_slice_of(size_t index, double gradient_scale) const {
   auto slice = slice_of(index, gradient_scale);
-  if (slice.low) ops::update_kernels().take_written(slice.value, slice.low, slice.length);
+  if (slice.low) ops::update_kernels().refresh_master(slice.value, slice.low, slice.length);
   return slice;
 }
 
@@ -144,7 +144,7 @@ void Optimizer::step_fused(size_t group, double gradient_scale) {
         tile.gradient += begin;
         for (size_t s = 0; s < state_.size(); ++s) tile.state[s] += begin;
         tile.low += begin;
-        ops::update_kernels().take_written(tile.value, tile.low, tile.length);
+        ops::update_kernels().refresh_master(tile.value, tile.low, tile.length);
         apply(tile);
       }
     });
@@ -173,7 +173,7 @@ void Optimizer::step_by_ops(size_t group, const std::vector<bool>& used, double 
     const auto cut = [&](const torch::Tensor& flat) {
       return flat.narrow(0, span.offset, span.numel);
     };
-    arena_->take_written(i);
+    arena_->refresh_masters(i);
     const auto value = cut(arena_group.values);
     const auto dtype = value.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
     ParameterSlice slice;

@@ -80,9 +80,9 @@ bool is_bias(const NamedParameter& parameter) {
   return last.find("bias") != std::string::npos;
 }
 
-using IsLeftOut = std::function<bool(const NamedParameter&)>;
+using IsExcluded = std::function<bool(const NamedParameter&)>;
 
-IsLeftOut is_in_modules(const ModelHandle& model, std::string_view kind) {
+IsExcluded is_in_modules(const ModelHandle& model, std::string_view kind) {
   return [found = parameters_in(model, kind)](const NamedParameter& parameter) {
     return found.contains(parameter.tensor.unsafeGetTensorImpl());
   };
@@ -90,7 +90,7 @@ IsLeftOut is_in_modules(const ModelHandle& model, std::string_view kind) {
 
 // Paddle names parameters after the kind of their layer, "batch_norm_3.w_0", LibTorch after the
 // member, "layer1.0.bn1.weight". What the guide's parts of names mean; null for others.
-IsLeftOut in_paddle(const std::string& part, const ModelHandle* model) {
+IsExcluded in_paddle(const std::string& part, const ModelHandle* model) {
   static const std::map<std::string, std::string, std::less<>> kKinds = {
       {"batch_norm", "BatchNorm"},
       {"group_norm", "GroupNorm"},
@@ -131,16 +131,16 @@ void apply_groups(std::string_view area, const ParameterArena& arena,
   }
 }
 
-std::vector<bool> left_out_of(std::string_view area, const ModelHandle* model,
-                              const std::vector<NamedParameter>& parameters,
-                              const LeftOut& left_out) {
-  std::vector<IsLeftOut> rules;
-  if (left_out.bias_and_norm) {
+std::vector<bool> excluded_from_decay(std::string_view area, const ModelHandle* model,
+                                      const std::vector<NamedParameter>& parameters,
+                                      const DecayExclusion& exclusion) {
+  std::vector<IsExcluded> rules;
+  if (exclusion.bias_and_norm) {
     rules.emplace_back([](const NamedParameter& parameter) { return parameter.tensor.dim() <= 1; });
     if (model) rules.push_back(is_in_modules(*model, "Norm"));
   }
   std::vector<std::string> parts;
-  for (const auto& part : left_out.names) {
+  for (const auto& part : exclusion.names) {
     auto meant = is_known(parameters, part) ? nullptr : in_paddle(part, model);
     if (meant) {
       rules.push_back(std::move(meant));
@@ -161,17 +161,18 @@ std::vector<bool> left_out_of(std::string_view area, const ModelHandle* model,
   std::vector<bool> result;
   for (const auto& parameter : parameters) {
     result.push_back(std::ranges::any_of(
-        rules, [&](const IsLeftOut& is_left_out) { return is_left_out(parameter); }));
+        rules, [&](const IsExcluded& is_excluded) { return is_excluded(parameter); }));
   }
   return result;
 }
 
-void leave_out(std::string_view area, const ModelHandle& model, const ParameterArena& arena,
-               const LeftOut& left_out, std::vector<SpanSettings>& settings) {
-  const auto is_out = left_out_of(area, &model, parameters_of(arena), left_out);
+void exclude_from_decay(std::string_view area, const ModelHandle& model,
+                        const ParameterArena& arena, const DecayExclusion& exclusion,
+                        std::vector<SpanSettings>& settings) {
+  const auto is_out = excluded_from_decay(area, &model, parameters_of(arena), exclusion);
   for (size_t i = 0; i < settings.size(); ++i) {
     if (is_out[i]) settings[i].weight_decay = 0;
-    settings[i].use_trust_ratio = settings[i].weight_decay != 0 || left_out.keep_trust_ratio;
+    settings[i].use_trust_ratio = settings[i].weight_decay != 0 || exclusion.keep_trust_ratio;
   }
 }
 

@@ -37,7 +37,7 @@ void apply_groups(std::string_view area, const ParameterArena& arena,
                   const std::vector<ParameterGroup>& groups, std::vector<SpanSettings>& settings);
 
 /// What LARS and LAMB leave out of weight decay, and with it of the trust ratio.
-struct LeftOut {
+struct DecayExclusion {
   /// Parts of names; one that fits no parameter is an error. Where no name has them, the guide's
   /// 'batch_norm' (and 'layer_norm', ...) mean the parameters of such modules, '.b_0' all biases;
   /// these may fit nothing.
@@ -47,8 +47,9 @@ struct LeftOut {
   bool bias_and_norm = true;
   bool keep_trust_ratio = false;  // out of decay only
 };
-void leave_out(std::string_view area, const ModelHandle& model, const ParameterArena& arena,
-               const LeftOut& left_out, std::vector<SpanSettings>& settings);
+void exclude_from_decay(std::string_view area, const ModelHandle& model,
+                        const ParameterArena& arena, const DecayExclusion& exclusion,
+                        std::vector<SpanSettings>& settings);
 
 /// A parameter and all names that it has.
 struct NamedParameter {
@@ -58,8 +59,8 @@ struct NamedParameter {
 /// The same without an arena: for each parameter, whether it is left out of decay. `model` null:
 /// nobody knows the modules, so that norm layers are those with one dimension, and 'batch_norm' is
 /// an error.
-std::vector<bool> left_out_of(std::string_view area, const ModelHandle* model,
-                              const std::vector<NamedParameter>& parameters,
-                              const LeftOut& left_out);
+std::vector<bool> excluded_from_decay(std::string_view area, const ModelHandle* model,
+                                      const std::vector<NamedParameter>& parameters,
+                                      const DecayExclusion& exclusion);
 
 }  // namespace fleet::optim

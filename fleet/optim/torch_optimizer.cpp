@@ -170,7 +170,7 @@ void TorchOptimizer::on_bind() {
 
 void TorchOptimizer::update(const std::vector<bool>& used, double gradient_scale) {
   const AllocationTag tag(allocation::kOptimizerState);  // which is made by the first step
-  arena().take_written();
+  arena().refresh_masters();
   if (gradient_scale != 1) {
     for (const auto& group : arena().groups()) group.gradients.mul_(gradient_scale);
   }

@@ -142,7 +142,7 @@ DataParallel::DataParallel(ParameterArena& arena, std::shared_ptr<comm::Communic
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (const size_t span : buckets_[b].spans) bucket_of_span_[span] = b;
   }
-  arrived_.resize(arena_.spans().size());
+  has_arrived_.resize(arena_.spans().size());
   const bool on_cpu = std::all_of(arena_.groups().begin(), arena_.groups().end(),
                                   [](const ArenaGroup& group) { return group.values.is_cpu(); });
   if (comm_->size() > 1 && on_cpu) {
@@ -191,17 +191,17 @@ void DataParallel::arm(const Contribution& own) {
   halves_.assign(buckets_.size(), {});
   missing_.clear();
   for (const auto& bucket : buckets_) missing_.push_back(bucket.spans.size());
-  arrived_.assign(arrived_.size(), false);
-  armed_ = true;
+  has_arrived_.assign(has_arrived_.size(), false);
+  is_armed_ = true;
 }
 
-void DataParallel::sit_out(bool is_resized) {
+void DataParallel::contribute_zeros(bool is_resized) {
   arm({.weight = 0, .micro_batches = 0, .is_resized = is_resized});
 }
 
 void DataParallel::on_gradient(size_t span) {
-  if (!armed_ || arrived_[span]) return;
-  arrived_[span] = true;
+  if (!is_armed_ || has_arrived_[span]) return;
+  has_arrived_[span] = true;
   --missing_[bucket_of_span_[span]];
   launch_ready();
 }
@@ -216,7 +216,7 @@ torch::Tensor DataParallel::bucket_tensor(size_t index) const {
   return arena_.groups()[bucket.group].gradients.narrow(0, bucket.begin, bucket.end - bucket.begin);
 }
 
-bool DataParallel::has_places() const { return arena_.metadata_slots() >= comm_->size(); }
+bool DataParallel::has_metadata_slots() const { return arena_.metadata_slots() >= comm_->size(); }
 
 void DataParallel::end_computing() {
   computed_seconds_ = computing_since_ ? seconds_since(*computing_since_) : 0;
@@ -240,7 +240,7 @@ void DataParallel::fill_metadata() {
         arena_.has_gradient(i) ? 1 : 0;
   }
   end_computing();
-  if (has_places())
+  if (has_metadata_slots())
     values[metadata.numel() - comm_->size() + comm_->rank()] = float(computed_seconds_);
   metadata.copy_(own);
 }
@@ -290,7 +290,7 @@ ReducedMetadata DataParallel::read_metadata() const {
   for (size_t i = 0; i < arena_.spans().size(); ++i) {
     result.used.push_back(values[ParameterArena::kMetadataScalars + static_cast<int64_t>(i)] > 0);
   }
-  if (has_places() && result.ranks > 1) {
+  if (has_metadata_slots() && result.ranks > 1) {
     const auto* const seconds = values + metadata.numel() - comm_->size();
     const bool all_know =
         std::all_of(seconds, seconds + comm_->size(), [](float s) { return s > 0; });
@@ -300,8 +300,8 @@ ReducedMetadata DataParallel::read_metadata() const {
 }
 
 ReducedMetadata DataParallel::wait() {
-  FLEET_ASSERT(armed_, "wait() without arm()");
-  armed_ = false;
+  FLEET_ASSERT(is_armed_, "wait() without arm()");
+  is_armed_ = false;
   // A replaced gradient is this rank's error, but the others wait for its buckets: send first,
   // throw then.
   std::exception_ptr own_error;

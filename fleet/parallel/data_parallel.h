@@ -97,7 +97,7 @@ class DataParallel {
   /// the update is summed along.
   void arm(const Contribution& own = {});
   /// A rank without samples takes part with zeros, without a backward.
-  void sit_out(bool is_resized = false);
+  void contribute_zeros(bool is_resized = false);
   ReducedMetadata wait();
 
   /// What a rank does from here to the end of its backward counts as its computing for the next
@@ -116,7 +116,7 @@ class DataParallel {
   void launch(size_t bucket);
   void fill_metadata();
   void end_computing();
-  bool has_places() const;
+  bool has_metadata_slots() const;
   torch::Tensor bucket_tensor(size_t bucket) const;
   comm::Work sum(const torch::Tensor& tensor, const std::string& what);
   ReducedMetadata read_metadata() const;
@@ -127,12 +127,12 @@ class DataParallel {
   DataParallelOptions options_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_span_;
-  std::vector<size_t> missing_;  // per bucket: gradients that are not ready yet
-  std::vector<bool> arrived_;    // per span, in this backward
+  std::vector<size_t> missing_;    // per bucket: gradients that are not ready yet
+  std::vector<bool> has_arrived_;  // per span, in this backward
   std::vector<comm::Work> pending_;
   std::vector<torch::Tensor> halves_;
   size_t next_ = 0;
-  bool armed_ = false;
+  bool is_armed_ = false;
   bool no_sync_ = false;
   Contribution own_;
   double exposed_seconds_ = 0;

@@ -74,7 +74,7 @@ LocalSgd::~LocalSgd() {
 void LocalSgd::before_step() {
   const torch::NoGradGuard no_grad;
   if (window_.steps > 0 || pending_) return;
-  arena_.take_written();
+  arena_.refresh_masters();
   for (size_t g = 0; g < anchor_.size(); ++g) anchor_[g].copy_(arena_.groups()[g].values);
 }
 
@@ -94,10 +94,10 @@ SyncReport LocalSgd::after_step(const LocalStep& step) {
   window_.updates = step.updates;
   window_.compute_seconds += step.compute_seconds;
   if (window_.steps < k_steps()) return {};
-  if (!options_.delayed) return exchange(Place::kStep);
+  if (!options_.delayed) return exchange(SyncPoint::kStep);
   SyncReport report;
-  if (pending_) report = receive(Arrival::kDelayed);
-  send(Place::kStep);
+  if (pending_) report = receive(ApplyMode::kDelayed);
+  send(SyncPoint::kStep);
   return report;
 }
 
@@ -106,14 +106,14 @@ void LocalSgd::close_window() {
   if (!pending_) {
     before_step();
   } else {
-    receive(Arrival::kDelayed);
+    receive(ApplyMode::kDelayed);
   }
 }
 
 SyncReport LocalSgd::sync() {
   if (!is_local()) return {};
   close_window();
-  return exchange(Place::kSync);
+  return exchange(SyncPoint::kSync);
 }
 
 SyncReport LocalSgd::end_epoch() {
@@ -121,7 +121,7 @@ SyncReport LocalSgd::end_epoch() {
   close_window();
   SyncReport report;
   while (!report.all_ended) {
-    const auto next = exchange(Place::kEpochEnd);
+    const auto next = exchange(SyncPoint::kEpochEnd);
     report = {.synced = true,
               .loss = next.weight > 0 ? next.loss : report.loss,
               .weight = next.weight > 0 ? next.weight : report.weight,
@@ -133,18 +133,18 @@ SyncReport LocalSgd::end_epoch() {
   return report;
 }
 
-SyncReport LocalSgd::exchange(Place place) {
+SyncReport LocalSgd::exchange(SyncPoint point) {
   const auto begin = Clock::now();
-  send(place);
-  auto report = receive(Arrival::kExact);
+  send(point);
+  auto report = receive(ApplyMode::kExact);
   report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   return report;
 }
 
-void LocalSgd::send(Place place) {
+void LocalSgd::send(SyncPoint point) {
   check_joined(*comm_);
   const torch::NoGradGuard no_grad;
-  arena_.take_written();
+  arena_.refresh_masters();
   for (size_t g = 0; g < change_.size(); ++g) {
     const auto& values = arena_.groups()[g].values;
     if (window_.weight > 0) {
@@ -163,8 +163,8 @@ void LocalSgd::send(Place place) {
                .loss_sum = window_.loss_sum,
                .lr = window_.lr,
                .updates = window_.updates,
-               .ended = place == Place::kEpochEnd,
-               .in_step = place == Place::kStep,
+               .ended = point == SyncPoint::kEpochEnd,
+               .in_step = point == SyncPoint::kStep,
                .stop = stop_requested(),
                .compute_seconds = window_.steps > 0 ? window_.compute_seconds / steps : 0});
   buffers_.write(window_.weight, wire_.buffer_sums(), wire_.counters(comm_->rank()));
@@ -176,12 +176,12 @@ void LocalSgd::send(Place place) {
     for (const auto& state : optimizer_state_) sent_state_.push_back(state * window_.weight);
     sent.insert(sent.end(), sent_state_.begin(), sent_state_.end());
   }
-  pending_ = comm_->all_reduce_together(sent, comm::ReduceOp::kSum, "local SGD's average");
+  pending_ = comm_->all_reduce_coalesced(sent, comm::ReduceOp::kSum, "local SGD's average");
   sent_steps_ = window_.steps;
   window_ = {.updates = window_.updates};
 }
 
-SyncReport LocalSgd::receive(Arrival arrival) {
+SyncReport LocalSgd::receive(ApplyMode mode) {
   const torch::NoGradGuard no_grad;
   const auto begin = Clock::now();
   pending_->wait();
@@ -211,23 +211,23 @@ SyncReport LocalSgd::receive(Arrival arrival) {
     sync_optimizer_state(all.weight);
     choose_interval(all);
   }
-  if (all.steps > 0 || is_corrected_) give_values(arrival);
+  if (all.steps > 0 || is_corrected_) apply_average(mode);
   report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   return report;
 }
 
-void LocalSgd::give_values(Arrival arrival) {
+void LocalSgd::apply_average(ApplyMode mode) {
   for (size_t g = 0; g < anchor_.size(); ++g) {
     const auto& values = arena_.groups()[g].values;
-    if (arrival == Arrival::kExact) {
+    if (mode == ApplyMode::kExact) {
       values.copy_(anchor_[g]);
     } else {
       values.add_(torch::sub_out(change_[g], anchor_[g], sent_[g]));
     }
   }
   arena_.values_written();
-  is_corrected_ = arrival == Arrival::kDelayed;
-  if (arrival == Arrival::kExact) buffers_.apply();
+  is_corrected_ = mode == ApplyMode::kDelayed;
+  if (mode == ApplyMode::kExact) buffers_.apply();
 }
 
 void LocalSgd::sync_optimizer_state(double weight) {

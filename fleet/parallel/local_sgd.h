@@ -128,7 +128,7 @@ class LocalSgd {
 
   /// Whether all ranks have just averaged, each in the middle of its epoch: where one may come
   /// back.
-  bool is_common_moment() const { return is_in_step_ && window_.steps == 0 && !pending_; }
+  bool is_admission_point() const { return is_in_step_ && window_.steps == 0 && !pending_; }
 
   /// Whether an average is behind the next updates; `sync` waits for it.
   bool is_sending() const { return pending_.has_value(); }
@@ -138,14 +138,14 @@ class LocalSgd {
   void set_state(const State& state);
 
  private:
-  enum class Place { kStep, kSync, kEpochEnd };
-  enum class Arrival { kExact, kDelayed };
+  enum class SyncPoint { kStep, kSync, kEpochEnd };
+  enum class ApplyMode { kExact, kDelayed };
 
   void close_window();
-  void send(Place place);
-  SyncReport receive(Arrival arrival);
-  SyncReport exchange(Place place);
-  void give_values(Arrival arrival);
+  void send(SyncPoint point);
+  SyncReport receive(ApplyMode mode);
+  SyncReport exchange(SyncPoint point);
+  void apply_average(ApplyMode mode);
   void sync_optimizer_state(double weight);
   void choose_interval(const LocalSgdRow& window);
 

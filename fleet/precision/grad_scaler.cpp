@@ -174,7 +174,7 @@ bool GradScaler::unscale(const std::vector<NamedTensor>& parameters) {
                 "call scale(loss).backward() before, and give the parameters that the loss uses");
   }
   window_.overflow = !multiply_and_check(gradients, inverse_scale());
-  if (window_.overflow) window_.culprit = culprit_among(parameters);
+  if (window_.overflow) window_.bad_gradient = first_bad_gradient(parameters);
   return !window_.overflow;
 }
 
@@ -214,18 +214,18 @@ void GradScaler::update() {
                 "call unscale() or step() before update()");
   }
   const auto window = std::exchange(window_, {});
-  end_window(window.overflow, window.culprit);
+  end_window(window.overflow, window.bad_gradient);
 }
 
 void GradScaler::update(bool overflow, const Parameters& parameters) {
   window_ = {};
-  std::string culprit;
-  if (overflow && parameters) culprit = culprit_among(parameters());
-  end_window(overflow, culprit);
+  std::string bad_gradient;
+  if (overflow && parameters) bad_gradient = first_bad_gradient(parameters());
+  end_window(overflow, bad_gradient);
 }
 
 // The name of the first gradient that is not finite; empty if there is none here.
-std::string GradScaler::culprit_among(const std::vector<NamedTensor>& parameters) const {
+std::string GradScaler::first_bad_gradient(const std::vector<NamedTensor>& parameters) const {
   if (const auto broken = precision::first_non_finite(parameters)) {
     throw Error(kArea,
                 format("parameter '{}' holds NaN or infinity, so every further update would be "
@@ -239,7 +239,7 @@ std::string GradScaler::culprit_among(const std::vector<NamedTensor>& parameters
   return precision::first_non_finite(gradients).value_or("");
 }
 
-void GradScaler::end_window(bool overflow, const std::string& culprit) {
+void GradScaler::end_window(bool overflow, const std::string& bad_gradient) {
   if (!overflow) {
     state_.skipped_in_a_row = 0;
     state_.bad_in_a_row = 0;
@@ -248,21 +248,22 @@ void GradScaler::end_window(bool overflow, const std::string& culprit) {
   }
   state_.good_in_a_row = 0;
   if (++state_.bad_in_a_row >= options_.decr_every_n_nan_or_inf) shrink();
-  count_skip(culprit);
+  count_skip(bad_gradient);
 }
 
 void GradScaler::skip(const Parameters& parameters) {
   window_ = {};
   state_.good_in_a_row = 0;
-  count_skip(parameters ? culprit_among(parameters()) : "");
+  count_skip(parameters ? first_bad_gradient(parameters()) : "");
 }
 
-void GradScaler::count_skip(const std::string& culprit) {
+void GradScaler::count_skip(const std::string& bad_gradient) {
   ++state_.skipped_total;
   ++state_.skipped_in_a_row;
   if (state_.skipped_in_a_row < options_.max_skips_in_a_row) return;
-  const auto first =
-      culprit.empty() ? "" : format("; the first is the gradient of parameter '{}'", culprit);
+  const auto first = bad_gradient.empty()
+                         ? ""
+                         : format("; the first is the gradient of parameter '{}'", bad_gradient);
   throw Error(kArea,
               format("{} updates in a row were skipped, because gradients held NaN or infinity{}. "
                      "The loss scale is {} now",

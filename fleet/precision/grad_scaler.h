@@ -84,7 +84,8 @@ class GradScaler {
   void update();
 
   /// The same for whoever scales, unscales and checks himself. On overflow `parameters` is asked,
-  /// if given: it throws at once when a weight is not finite, and names the culprit when giving up.
+  /// if given: it throws at once when a weight is not finite, and names the gradient after too many
+  /// skips.
   using Parameters = std::function<std::vector<NamedTensor>()>;
   void update(bool overflow, const Parameters& parameters = {});
 
@@ -109,12 +110,12 @@ class GradScaler {
     std::unordered_set<const void*> stepped;   // optimizers
     bool by_step = false;                      // it was `step` that unscaled
     bool overflow = false;
-    std::string culprit;  // the first gradient that is not finite
+    std::string bad_gradient;  // the first gradient that is not finite
   };
 
-  std::string culprit_among(const std::vector<NamedTensor>& parameters) const;
-  void end_window(bool overflow, const std::string& culprit);
-  void count_skip(const std::string& culprit);
+  std::string first_bad_gradient(const std::vector<NamedTensor>& parameters) const;
+  void end_window(bool overflow, const std::string& bad_gradient);
+  void count_skip(const std::string& bad_gradient);
   void grow();
   void shrink();
 

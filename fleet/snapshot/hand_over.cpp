@@ -62,7 +62,7 @@ std::vector<torch::Tensor> tensors_of(DistributedOptimizer& optimizer) {
     tensors.insert(tensors.end(), more.begin(), more.end());
   };
   const auto& arena = optimizer.arena();
-  arena.take_written();
+  arena.refresh_masters();
   for (const auto& group : arena.groups()) tensors.push_back(group.values);
   for (const auto& item : optimizer.optimizer().state()) add(item.groups);
   if (const auto& updates = optimizer.optimizer().span_updates(); updates.defined()) add({updates});
@@ -168,7 +168,7 @@ void hand_over(const SnapshotContents& contents, int64_t& last_step, HandOverSid
                .tensors = told,
                .what = "the state of the training"})
       .get();
-  if (side == HandOverSide::kTakes) {
+  if (side == HandOverSide::kReceiver) {
     for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(told[i]);
     take_over(contents, last_step, as_text(told.back()));
   }

@@ -9,7 +9,7 @@
 
 namespace fleet {
 
-enum class HandOverSide { kGives, kTakes };
+enum class HandOverSide { kSender, kReceiver };
 
 /// Gives ranks that have come back to an elastic group what the others have: parameters, buffers,
 /// the optimizers' and local SGD's state, counters, the position in the data, own values, and when
@@ -19,7 +19,7 @@ enum class HandOverSide { kGives, kTakes };
 /// All ranks call it after the same average, the old ones after `ElasticGroup::admit`, the new ones
 /// after `join`.
 ///
-///   if (!group.admit().empty()) hand_over(contents, last_step, HandOverSide::kGives);
+///   if (!group.admit().empty()) hand_over(contents, last_step, HandOverSide::kSender);
 void hand_over(const SnapshotContents& contents, int64_t& last_step, HandOverSide side);
 
 /// Throws when there are tensors among the own values, whose shapes a new rank does not know.

@@ -56,13 +56,13 @@ std::string fix_of(const std::string& text) {
 
 }  // namespace
 
-std::vector<RankFailure> failures_of_ranks(comm::Communicator& comm, const std::string& own,
-                                           std::string_view what) {
+std::vector<RankFailure> gather_failures(comm::Communicator& comm, const std::string& own,
+                                         std::string_view what) {
   return agree(comm, own, /*is_usage=*/false, 0, what).failures;
 }
 
-int64_t agreed(comm::Communicator& comm, std::string_view what,
-               const std::function<int64_t()>& work) {
+int64_t run_on_all_ranks(comm::Communicator& comm, std::string_view what,
+                         const std::function<int64_t()>& work) {
   std::exception_ptr failure;
   std::string text;
   bool is_usage = false;
@@ -83,7 +83,7 @@ int64_t agreed(comm::Communicator& comm, std::string_view what,
   throw Error("snapshot", told, fix_of(first.text));
 }
 
-std::string line_of(const std::string& text) {
+std::string summary_line(const std::string& text) {
   const auto fix = fix_of(text);
   return headline_of(text) + (fix.empty() ? "" : "; fix: " + fix);
 }

@@ -19,18 +19,18 @@ struct RankFailure {
 
 /// What went wrong on any rank, by rank, the same on all; empty: nothing. `own`: on this one,
 /// empty: nothing. All ranks call it. Costs one small sum where nothing did.
-std::vector<RankFailure> failures_of_ranks(comm::Communicator& comm, const std::string& own,
-                                           std::string_view what);
+std::vector<RankFailure> gather_failures(comm::Communicator& comm, const std::string& own,
+                                         std::string_view what);
 
 /// Runs `work` on all ranks, and throws on all of them when it throws on any: there its own
 /// exception, elsewhere its text with the rank, as a UsageError where it was one. Returns the
 /// largest number that `work` gave on any rank.
 ///
-///   agreed(comm, "a folder", [&] { if (comm.index() == 0) check(); return 0; });
-int64_t agreed(comm::Communicator& comm, std::string_view what,
-               const std::function<int64_t()>& work);
+///   run_on_all_ranks(comm, "a folder", [&] { if (comm.index() == 0) check(); return 0; });
+int64_t run_on_all_ranks(comm::Communicator& comm, std::string_view what,
+                         const std::function<int64_t()>& work);
 
 /// An error's text in one line, without its area: what happened, and the fix if there is one.
-std::string line_of(const std::string& text);
+std::string summary_line(const std::string& text);
 
 }  // namespace fleet

@@ -11,7 +11,7 @@
 namespace fleet {
 namespace {
 
-constexpr int64_t kShareBytes = 1 << 20;  // less is not worth waking a thread
+constexpr int64_t kGrainBytes = 1 << 20;  // less is not worth waking a thread
 
 // Whole storages may be copied where they hold little else.
 bool is_worth_mirroring(const torch::Tensor& tensor, int64_t bytes_in_use) {
@@ -20,15 +20,15 @@ bool is_worth_mirroring(const torch::Tensor& tensor, int64_t bytes_in_use) {
 
 }  // namespace
 
-void SnapshotCopy::make_room(const Tensors& live, Tensors& copy) {
-  for (const auto& [name, tensor] : live) copy.push_back({name, room_for(tensor)});
+void SnapshotCopy::allocate(const Tensors& live, Tensors& copy) {
+  for (const auto& [name, tensor] : live) copy.push_back({name, staging_for(tensor)});
 }
 
-torch::Tensor SnapshotCopy::room_for(const torch::Tensor& live) {
-  const auto room = rooms_.find(live.storage().data());
-  if (room == rooms_.end()) return torch::zeros_like(live, torch::kCPU);
+torch::Tensor SnapshotCopy::staging_for(const torch::Tensor& live) {
+  const auto buffer = staging_.find(live.storage().data());
+  if (buffer == staging_.end()) return torch::zeros_like(live, torch::kCPU);
   return torch::empty({0}, live.options())
-      .set_(room->second.bytes.storage(), live.storage_offset(), live.sizes(), live.strides());
+      .set_(buffer->second.bytes.storage(), live.storage_offset(), live.sizes(), live.strides());
 }
 
 void SnapshotCopy::take(const SnapshotTensors& live) {
@@ -44,20 +44,20 @@ void SnapshotCopy::take(const SnapshotTensors& live) {
     for (const auto* list : {&live.model, &live.optimizer, &live.own}) {
       for (const auto& [name, tensor] : *list) {
         const void* const storage = tensor.storage().data();
-        if (storage == nullptr || rooms_.contains(storage) ||
+        if (storage == nullptr || staging_.contains(storage) ||
             !is_worth_mirroring(tensor, in_use[storage])) {
           continue;
         }
         const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
-        rooms_[storage].bytes = torch::zeros({bytes}, torch::kByte);
+        staging_[storage].bytes = torch::zeros({bytes}, torch::kByte);
       }
     }
-    make_room(live.model, copy_.model);
-    make_room(live.optimizer, copy_.optimizer);
-    make_room(live.own, copy_.own);
+    allocate(live.model, copy_.model);
+    allocate(live.optimizer, copy_.optimizer);
+    allocate(live.own, copy_.own);
     is_made_ = true;
   }
-  for (auto& [storage, room] : rooms_) room.from = nullptr;
+  for (auto& [storage, buffer] : staging_) buffer.from = nullptr;
   collect(live.model, copy_.model);
   collect(live.optimizer, copy_.optimizer);
   collect(live.own, copy_.own);
@@ -69,12 +69,13 @@ void SnapshotCopy::collect(const Tensors& live, const Tensors& copy) {
   FLEET_ASSERT(live.size() == copy.size(), "a model's tensors stay the same");
   for (size_t i = 0; i < live.size(); ++i) {
     const auto& storage = live[i].tensor.storage();
-    const auto room = rooms_.find(storage.data());
-    const bool is_mirrored = room != rooms_.end() &&
-                             static_cast<int64_t>(storage.nbytes()) == room->second.bytes.numel() &&
-                             room->second.bytes.storage().data() == copy[i].tensor.storage().data();
+    const auto buffer = staging_.find(storage.data());
+    const bool is_mirrored =
+        buffer != staging_.end() &&
+        static_cast<int64_t>(storage.nbytes()) == buffer->second.bytes.numel() &&
+        buffer->second.bytes.storage().data() == copy[i].tensor.storage().data();
     if (is_mirrored) {
-      room->second.from = static_cast<const char*>(room->first);
+      buffer->second.from = static_cast<const char*>(buffer->first);
     } else {
       copy[i].tensor.copy_(live[i].tensor);
     }
@@ -82,11 +83,11 @@ void SnapshotCopy::collect(const Tensors& live, const Tensors& copy) {
 }
 
 void SnapshotCopy::copy_storages() {
-  for (const auto& [storage, room] : rooms_) {
-    if (room.from == nullptr) continue;
-    auto* const to = static_cast<char*>(room.bytes.mutable_data_ptr());
-    const auto* const from = room.from;
-    parallel_ranges(room.bytes.numel(), kShareBytes, [=](int64_t begin, int64_t end) {
+  for (const auto& [storage, buffer] : staging_) {
+    if (buffer.from == nullptr) continue;
+    auto* const to = static_cast<char*>(buffer.bytes.mutable_data_ptr());
+    const auto* const from = buffer.from;
+    parallel_ranges(buffer.bytes.numel(), kGrainBytes, [=](int64_t begin, int64_t end) {
       std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
     });
   }

@@ -14,24 +14,24 @@ namespace fleet {
 /// storages are copied, such as a group of the arena, at the speed of memory.
 class SnapshotCopy {
  public:
-  /// The same tensors each time; the first time makes the room.
+  /// The same tensors each time; the first time makes the buffer.
   void take(const SnapshotTensors& live);
   const SnapshotTensors& tensors() const { return copy_; }
 
  private:
   using Tensors = std::vector<NamedTensor>;
 
-  void make_room(const Tensors& live, Tensors& copy);
-  torch::Tensor room_for(const torch::Tensor& live);
+  void allocate(const Tensors& live, Tensors& copy);
+  torch::Tensor staging_for(const torch::Tensor& live);
   void collect(const Tensors& live, const Tensors& copy);
   void copy_storages();
 
-  struct Room {
+  struct StagingBuffer {
     const char* from = nullptr;  // of the storage that it is for; null: none in this copy
     torch::Tensor bytes;
   };
   SnapshotTensors copy_;
-  std::map<const void*, Room> rooms_;  // by the storage that they are for
+  std::map<const void*, StagingBuffer> staging_;  // by the storage that they are for
   bool is_made_ = false;
 };
 

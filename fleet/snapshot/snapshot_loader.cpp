@@ -55,7 +55,7 @@ void complete_interrupted(const fs::path& dir) {
     finish_interrupted(dir);
   } catch (const Error& error) {
     log::warn("snapshot", format("a snapshot in {} is between two names, and stays there: {}",
-                                 dir.string(), line_of(error.what())));
+                                 dir.string(), summary_line(error.what())));
   }
 }
 
@@ -75,7 +75,7 @@ std::vector<int64_t> agreed_steps(const fs::path& dir, comm::Communicator& comm)
 // All ranks look at the files that they have in common, and say the same of them.
 std::vector<std::pair<std::string, std::string>> by_text(const std::vector<RankFailure>& failures) {
   std::map<std::string, std::vector<int>> ranks;
-  for (const auto& failure : failures) ranks[line_of(failure.text)].push_back(failure.rank);
+  for (const auto& failure : failures) ranks[summary_line(failure.text)].push_back(failure.rank);
   std::vector<std::pair<std::string, std::string>> result;
   for (const auto& [text, who] : ranks) {
     auto names = format("{} {}", who.size() == 1 ? "rank" : "ranks", who.front());
@@ -95,7 +95,7 @@ std::optional<Candidate> agreed_candidate(const fs::path& dir, int64_t step,
   } catch (const std::exception& error) {
     damage = error.what();
   }
-  const auto failures = failures_of_ranks(comm, damage, "whether a snapshot is complete");
+  const auto failures = gather_failures(comm, damage, "whether a snapshot is complete");
   for (const auto& [ranks, text] : by_text(failures)) {
     log::warn("snapshot",
               format("{} is not used: {}: {}", snapshot_folder(dir, step).string(), ranks, text));
@@ -136,7 +136,7 @@ class OptimizerLoader {
     read_tensors(state_, tensors_.optimizer);
     if (is_own_) read_tensors(own_, tensors_.own);
     set_opaque_state(opaque_, optimizer_);
-    settle_local_sgd();
+    restore_local_sgd();
     auto counters = rank_.counters;
     if (other_ranks_) {  // agreed on by fewer or more
       counters.loss_normalizer = 0;
@@ -146,7 +146,7 @@ class OptimizerLoader {
   }
 
  private:
-  void settle_local_sgd() const {
+  void restore_local_sgd() const {
     auto* const local = optimizer_.local_sgd();
     if (local == nullptr) return;
     auto state = local->state();  // with the tensors that were read
@@ -213,7 +213,7 @@ class Loader {
       optimizers.emplace_back(name, *optimizer, from_);
     }
     for (const auto& named : contents_.models) models.emplace_back(named, contents_, from_);
-    say_what_differs(optimizers);
+    log_differences(optimizers);
     for (const auto& optimizer : optimizers) optimizer.check();
     for (const auto& model : models) model.check();
     const auto set_values = read_values();
@@ -227,7 +227,7 @@ class Loader {
   }
 
  private:
-  void say_what_differs(const std::list<OptimizerLoader>& optimizers) const {
+  void log_differences(const std::list<OptimizerLoader>& optimizers) const {
     if (other_ranks_) {
       log::info("snapshot",
                 format("was written by {} ranks and is loaded by {}: all start from rank 0's "

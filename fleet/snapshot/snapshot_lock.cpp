@@ -46,12 +46,12 @@ SnapshotLock::SnapshotLock(std::filesystem::path dir, comm::Communicator& comm, 
     options.job = job;
     lock_ = std::make_unique<FolderLock>(dir_, FolderLock::Role::kMember, options);
   };
-  if (entry == Entry::kJoins) {
+  if (entry == Entry::kJoining) {
     check_output_folder(place_of(dir_));
     join(FolderLock::job_of(dir_));
     return;
   }
-  const auto job = agreed(comm, "the lock of the snapshots", [&]() -> int64_t {
+  const auto job = run_on_all_ranks(comm, "the lock of the snapshots", [&]() -> int64_t {
     check_output_folder(place_of(dir_));
     if (comm.index() != 0) return 0;
     const auto own = new_job();
@@ -60,7 +60,7 @@ SnapshotLock::SnapshotLock(std::filesystem::path dir, comm::Communicator& comm, 
     finish_interrupted(dir_);
     return own;
   });
-  agreed(comm, "the folder of the snapshots", [&]() -> int64_t {
+  run_on_all_ranks(comm, "the folder of the snapshots", [&]() -> int64_t {
     if (comm.index() == 0) return 0;
     if (comm.elastic()) {
       join(std::to_string(job));
@@ -71,12 +71,12 @@ SnapshotLock::SnapshotLock(std::filesystem::path dir, comm::Communicator& comm, 
   });
 }
 
-SnapshotLock::~SnapshotLock() { room_is_taken(place_of(dir_).flag); }
+SnapshotLock::~SnapshotLock() { output_written(place_of(dir_).flag); }
 
 void SnapshotLock::check_room(comm::Communicator& comm, const SnapshotWriter& writer) const {
   const auto all = torch::full({1}, writer.bytes(), torch::kLong);
   comm.all_reduce(all, comm::ReduceOp::kSum, "the bytes of a snapshot");
-  agreed(comm, "the room for a snapshot", [&]() -> int64_t {
+  run_on_all_ranks(comm, "the room for a snapshot", [&]() -> int64_t {
     check_file_size_limit(place_of(dir_), writer.largest_file(), "the largest file of a snapshot");
     if (comm.index() == 0) {
       fleet::check_room(place_of(dir_), all.item<int64_t>() + kOverhead, "a snapshot");

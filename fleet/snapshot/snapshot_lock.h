@@ -19,12 +19,12 @@ class SnapshotWriter;
 /// Making it sees that every rank can write there and that all of them see the same folder, and
 /// completes what a dead writer left half renamed. A refusal on any rank throws on all.
 ///
-///   const SnapshotLock lock("runs/first", *comm, SnapshotLock::Entry::kWithAll);
+///   const SnapshotLock lock("runs/first", *comm, SnapshotLock::Entry::kCollective);
 class SnapshotLock {
  public:
-  /// kJoins: a restarted rank to an elastic job that has the folder already; no calls between
+  /// kJoining: a restarted rank to an elastic job that has the folder already; no calls between
   /// ranks are made.
-  enum class Entry { kWithAll, kJoins };
+  enum class Entry { kCollective, kJoining };
 
   SnapshotLock(std::filesystem::path dir, comm::Communicator& comm, Entry entry);
   ~SnapshotLock();

@@ -63,7 +63,7 @@ std::string opaque_name(const DistributedOptimizer& optimizer) {
 
 SnapshotTensors snapshot_tensors(DistributedOptimizer& optimizer, ModelTensors which) {
   const auto& arena = optimizer.arena();
-  arena.take_written();
+  arena.refresh_masters();
   const bool is_first = optimizer.comm()->index() == 0;
   auto* const local = optimizer.local_sgd();
   SnapshotTensors tensors;

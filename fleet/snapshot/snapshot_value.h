@@ -18,7 +18,7 @@ namespace fleet {
 
 /// What a snapshot keeps of a program's own: numbers, texts, lists of numbers, tensors.
 template <typename T>
-concept Keepable = std::same_as<T, bool> || std::same_as<T, int> || std::same_as<T, int64_t> ||
+concept Serializable = std::same_as<T, bool> || std::same_as<T, int> || std::same_as<T, int64_t> ||
     std::same_as<T, uint64_t> || std::same_as<T, float> || std::same_as<T, double> ||
     std::same_as<T, std::string> || std::same_as<T, std::vector<int64_t>> ||
     std::same_as<T, std::vector<double>> || std::same_as<T, torch::Tensor>;
@@ -32,7 +32,7 @@ concept Keepable = std::same_as<T, bool> || std::same_as<T, int> || std::same_as
 ///   fleet::Snapshots snapshots(optimizer, config.snapshots, train, {{"best_loss", &best_loss}});
 class SnapshotValue {
  public:
-  template <Keepable T>
+  template <Serializable T>
   SnapshotValue(std::string name, T* value) : name_(std::move(name)), pointer_(value) {}
 
   using Pointer = std::variant<bool*, int*, int64_t*, uint64_t*, float*, double*, std::string*,

@@ -40,7 +40,7 @@ SnapshotWriter::SnapshotWriter(SnapshotContents contents, SnapshotOptions option
       options_(std::move(options)),
       lock_(lock),
       comm_(contents_.comm()->duplicate("snapshots")) {
-  bring_in_averages();
+  finish_pending_averages();
   // An optimizer that cannot be saved says so now, on all ranks.
   for (const auto& item : contents_.optimizers) {
     const auto& own = item.optimizer->optimizer();
@@ -65,7 +65,7 @@ void SnapshotWriter::wait() {
 }
 
 // A delayed average belongs to no single moment; all ranks are here.
-void SnapshotWriter::bring_in_averages() {
+void SnapshotWriter::finish_pending_averages() {
   for (const auto& item : contents_.optimizers) {
     auto* const local = item.optimizer->local_sgd();
     if (local && local->is_sending()) item.optimizer->sync();
@@ -136,16 +136,16 @@ SnapshotWriter::Job SnapshotWriter::make_job() const {
 void SnapshotWriter::save() {
   wait();
   const auto begin = std::chrono::steady_clock::now();
-  bring_in_averages();
+  finish_pending_averages();
   auto job = make_job();
-  if (comm_->elastic()) return write_by_those_present(std::move(job));
+  if (comm_->elastic()) return write_with_present_ranks(std::move(job));
   copy();
   for (const auto& copied : copies_) job.tensors.push_back(copied.tensors());
   copy_seconds_ = seconds_since(begin);
   written_ = std::async(std::launch::async, [this, job = std::move(job)] { write(job); });
 }
 
-void SnapshotWriter::write_by_those_present(Job job) {
+void SnapshotWriter::write_with_present_ranks(Job job) {
   do {
     job.training.world_size = std::ssize(comm_->present());
     job.tensors = live();
@@ -163,7 +163,7 @@ void SnapshotWriter::write_by_those_present(Job job) {
 // A rank that fails tells the others, who would wait for it; all of them throw.
 int64_t SnapshotWriter::together(const char* what, const std::function<int64_t()>& work) {
   if (!is_complete()) return 0;  // one is lost, as all know
-  return agreed(*comm_, what, work);
+  return run_on_all_ranks(*comm_, what, work);
 }
 
 void SnapshotWriter::check_same_step(int64_t step) {

@@ -49,12 +49,12 @@ class SnapshotWriter {
   struct Job;
   using Tensors = std::vector<NamedTensor>;
 
-  void bring_in_averages();
+  void finish_pending_averages();
   std::vector<SnapshotTensors> live() const;
   void copy();
   Job make_job() const;
   void write(const Job& job);
-  void write_by_those_present(Job job);
+  void write_with_present_ranks(Job job);
   bool is_complete() const { return comm_->present() == writers_; }
   void check_same_step(int64_t step);
   class Files;

@@ -29,7 +29,7 @@ std::string called(const std::string& dir) {
 
 }  // namespace
 
-Snapshots::OnlyOne::OnlyOne(const std::string& dir) {
+Snapshots::SingleInstance::SingleInstance(const std::string& dir) {
   const std::lock_guard lock(g_mutex);
   const auto [live, is_first] = g_live.emplace(thread_, dir);
   if (is_first) return;
@@ -42,7 +42,7 @@ Snapshots::OnlyOne::OnlyOne(const std::string& dir) {
               "{{\"generator\", &g}, {\"discriminator\", &d}}}); or let the first go out of scope");
 }
 
-Snapshots::OnlyOne::~OnlyOne() {
+Snapshots::SingleInstance::~SingleInstance() {
   const std::lock_guard lock(g_mutex);
   g_live.erase(thread_);
 }
@@ -52,7 +52,7 @@ Snapshots::Snapshots(DistributedOptimizer& optimizer, const SnapshotOptions& opt
     : Snapshots(options, SnapshotContents::of(optimizer, data, values)) {}
 
 Snapshots::Snapshots(const SnapshotOptions& options, SnapshotContents contents)
-    : only_one_(options.snapshot_dir), options_(options), contents_(std::move(contents)) {
+    : single_instance_(options.snapshot_dir), options_(options), contents_(std::move(contents)) {
   contents_.check();
   const auto& group = contents_.comm()->elastic();
   if (group) check_can_hand_over(contents_);
@@ -60,7 +60,7 @@ Snapshots::Snapshots(const SnapshotOptions& options, SnapshotContents contents)
   if (!options_.snapshot_dir.empty()) {
     lock_ = std::make_unique<SnapshotLock>(
         options_.snapshot_dir, *contents_.comm(),
-        is_joining ? SnapshotLock::Entry::kJoins : SnapshotLock::Entry::kWithAll);
+        is_joining ? SnapshotLock::Entry::kJoining : SnapshotLock::Entry::kCollective);
   }
   if (is_joining) {
     join();
@@ -89,24 +89,24 @@ void Snapshots::join() {
                 "make fleet::Snapshots with the data");
   }
   contents_.comm()->elastic()->join();
-  hand_over(contents_, last_step_, HandOverSide::kTakes);
+  hand_over(contents_, last_step_, HandOverSide::kReceiver);
   resumed_ = contents_.step();
   log::info_here("elastic", format("continues with the others after {}, at batch {} of epoch {}",
                                    contents_.progress(), batch(), epoch()));
 }
 
 // Only where those who come can begin their loop as the others go on with theirs.
-void Snapshots::let_in() {
+void Snapshots::admit_ranks() {
   const auto& group = contents_.comm()->elastic();
   if (!group || std::ssize(group->present()) == group->size()) return;
   const bool is_common = std::ranges::all_of(contents_.optimizers, [](const auto& item) {
     auto* const local = item.optimizer->local_sgd();
-    return local && local->is_common_moment();
+    return local && local->is_admission_point();
   });
-  const bool is_moment = is_common && contents_.data.is_known() &&
+  const bool can_admit = is_common && contents_.data.is_known() &&
                          !contents_.data.is_at_epoch_start() && !contents_.is_in_window();
-  if (!is_moment) return;
-  if (!group->admit().empty()) hand_over(contents_, last_step_, HandOverSide::kGives);
+  if (!can_admit) return;
+  if (!group->admit().empty()) hand_over(contents_, last_step_, HandOverSide::kSender);
 }
 
 // At multiples, so that one that was saved at another moment (SIGTERM) does not shift those after.
@@ -139,7 +139,7 @@ bool Snapshots::is_end_unsaved() const {
 
 // At the end of its epoch a rank has `end_epoch` before it, and all others have to come along:
 // with local SGD they may have more batches.
-bool Snapshots::is_time_to_stop() {
+bool Snapshots::should_stop() {
   if (!contents_.is_stopping() || stops_after_epoch_ || contents_.is_in_window()) return false;
   const auto at_end = torch::full({1}, contents_.data.is_at_epoch_start() ? 1 : 0, torch::kLong);
   contents_.comm()->all_reduce(at_end, comm::ReduceOp::kMax, "where ranks stop");
@@ -162,10 +162,10 @@ void Snapshots::stop() {
 }
 
 void Snapshots::after_update(Next next) {
-  if (is_time_to_stop()) stop();
+  if (should_stop()) stop();
   if (next == Next::kEnd) return;  // `end_epoch` is still to come
   if (is_due() && !contents_.data.is_at_epoch_start()) save();
-  let_in();
+  admit_ranks();
 }
 
 void Snapshots::after_epoch() {
@@ -189,7 +189,7 @@ double Snapshots::copy_seconds() const { return writer_ ? writer_->copy_seconds(
 
 void save_snapshot(const std::filesystem::path& dir, const SnapshotContents& contents) {
   contents.check();
-  const SnapshotLock lock(dir, *contents.comm(), SnapshotLock::Entry::kWithAll);
+  const SnapshotLock lock(dir, *contents.comm(), SnapshotLock::Entry::kCollective);
   SnapshotWriter writer(contents, {.snapshot_dir = dir.string(), .keep = 0}, lock);
   lock.check_room(*contents.comm(), writer);
   writer.save();

@@ -98,25 +98,25 @@ class Snapshots {
  private:
   void resume();
   void join();
-  void let_in();
+  void admit_ranks();
   bool is_due() const;
   bool is_end_unsaved() const;
-  bool is_time_to_stop();
+  bool should_stop();
   [[noreturn]] void stop();
 
   /// Refuses a second Snapshots on this thread.
-  class OnlyOne {
+  class SingleInstance {
    public:
-    explicit OnlyOne(const std::string& dir);
-    ~OnlyOne();
-    OnlyOne(const OnlyOne&) = delete;
-    OnlyOne& operator=(const OnlyOne&) = delete;
+    explicit SingleInstance(const std::string& dir);
+    ~SingleInstance();
+    SingleInstance(const SingleInstance&) = delete;
+    SingleInstance& operator=(const SingleInstance&) = delete;
 
    private:
     std::thread::id thread_ = std::this_thread::get_id();
   };
 
-  OnlyOne only_one_;
+  SingleInstance single_instance_;
   StopSignals signals_;
   SnapshotOptions options_;
   SnapshotContents contents_;

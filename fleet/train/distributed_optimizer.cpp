@@ -50,7 +50,7 @@ void DistributedOptimizer::update(const BatchShape& batch, const SliceLoss& clos
       compute_gradients(micro_batch, loss, report);
     }
   });
-  if (!batch.is_micro_batch && batch.samples == 0) s.window.sit_out();
+  if (!batch.is_micro_batch && batch.samples == 0) s.window.contribute_zeros();
   report.in_window = !s.window.is_armed();
   if (s.window.is_armed()) complete(report);
 }
@@ -70,7 +70,7 @@ void DistributedOptimizer::complete(UpdateReport& report) {
 
 Loss DistributedOptimizer::compute_loss(const MicroBatch& micro_batch, const SliceLoss& closure) {
   auto& s = *state_;
-  s.arena->set_arrivals(ParameterArena::Arrivals::kRefuse);
+  s.arena->set_gradient_policy(ParameterArena::GradientPolicy::kReject);
   ForwardScopes scopes(s, micro_batch);
   auto loss = closure(micro_batch.begin, micro_batch.end);
   scopes.end();
@@ -92,14 +92,14 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
   const auto requested =
       micro_batch.requested_size > 0 ? micro_batch.requested_size : s.merge.micro_batches();
   if (micro_batch.is_last && overlap) s.window.arm(requested);
-  s.arena->set_arrivals(ParameterArena::Arrivals::kCollect);
+  s.arena->set_gradient_policy(ParameterArena::GradientPolicy::kAccumulate);
   if (s.normalizer->must_keep_apart()) {
     s.normalizer->keep_apart(loss, s.loss_scale());
   } else {
     const auto scaled = s.normalizer->scaled(loss, s.loss_scale());
     compat::run_autograd([&] { scaled.backward(); });
   }
-  s.arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
+  s.arena->set_gradient_policy(ParameterArena::GradientPolicy::kDiscard);
   if (s.memory) s.memory->end_backward();
   if (micro_batch.is_last && !overlap) s.window.arm(requested);
   report.micro_batches = s.merge.micro_batches();
@@ -115,9 +115,9 @@ ReducedMetadata DistributedOptimizer::reduce(UpdateReport& report) {
   s.window.close();
   ++s.own_attempts;
   s.is_stopping |= reduced.stop;
-  s.places.close(reduced.is_resized);
+  s.sample_offsets.close(reduced.is_resized);
   s.log.reduced(reduced);
-  s.log.kept_apart();
+  s.log.discarded_gradients();
   s.log.stragglers(reduced.compute_seconds, 1);
   report.exposed_communication_s = s.parallel->exposed_seconds();
   return reduced;
@@ -178,11 +178,11 @@ void DistributedOptimizer::average(UpdateReport& report) {
     report.loss = sync.loss;
     report.weight = sync.weight;
   }
-  follow(sync);
+  apply_sync(sync);
 }
 
-void DistributedOptimizer::follow(const SyncReport& sync) {
-  state_->follow(sync);
+void DistributedOptimizer::apply_sync(const SyncReport& sync) {
+  state_->apply_sync(sync);
   state_->log.stragglers(sync.compute_seconds, sync.steps);
 }
 
@@ -251,7 +251,7 @@ UpdateReport DistributedOptimizer::minimize_samples(const BatchShape& batch,
   }
   return report_of_call([&](UpdateReport& report) {
     s.check_equal_micro_batches(micro_batches);
-    s.places.open(batch.samples, s.is_local());
+    s.sample_offsets.open(batch.samples, s.is_local());
     report.samples = batch.samples;
     update(batch, loss, report);
     s.log.batch(s.window.samples(), BatchForm::kSplit);
@@ -320,7 +320,7 @@ std::optional<UpdateReport> DistributedOptimizer::end_epoch() {
     // No call of `minimize`: its samples have been counted.
     last = report_of_call([&](UpdateReport& report) { complete_window(report); });
   }
-  if (s.local) follow(s.local->end_epoch());
+  if (s.local) apply_sync(s.local->end_epoch());
   return last;
 }
 
@@ -329,7 +329,7 @@ void DistributedOptimizer::complete_window(UpdateReport& report) {
   auto& s = *state_;
   if (!s.window.is_open()) {
     s.normalizer->open({}, s.is_local());
-    s.window.sit_out();
+    s.window.contribute_zeros();
   } else {
     if (!s.window.is_armed()) s.window.arm(s.merge.micro_batches());
     report.micro_batches = s.merge.micro_batches();
@@ -343,7 +343,7 @@ void DistributedOptimizer::zero_grad() {
 }
 
 void DistributedOptimizer::sync() {
-  if (state_->local) follow(state_->local->sync());
+  if (state_->local) apply_sync(state_->local->sync());
 }
 
 precision::AutocastScope DistributedOptimizer::autocast() const {

@@ -203,7 +203,7 @@ class DistributedOptimizer {
   void step(const ReducedMetadata& reduced, const optim::GradientHealth& health,
             UpdateReport& report);
   void average(UpdateReport& report);
-  void follow(const SyncReport& sync);
+  void apply_sync(const SyncReport& sync);
 
   std::unique_ptr<State> state_;
 };

@@ -57,7 +57,7 @@ class MemoryBudget::OutsideMemory {
       if (!storage || storage->device_type() != c10::DeviceType::CPU || !storage->data()) continue;
       if (allocator.has_made(storage->data_ptr()) || charged_.contains(storage.get())) continue;
       const auto bytes = memory::counted_bytes(storage->nbytes());
-      const memory::NoRefusalScope bookkeeping;
+      const memory::BudgetExemptScope bookkeeping;
       memory::BudgetAllocator::cpu().counter().charge(bytes, allocation::kParameters);
       charged_.emplace(storage.get(), Entry{std::move(weak), bytes});
     }
@@ -171,7 +171,7 @@ struct MemoryBudget::State {
   // The next try evicts more.
   void give_up() noexcept {
     try {
-      strategy.plan_again(/*can_split=*/false);
+      strategy.replan(/*can_split=*/false);
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it runs without a plan
     }
     strategy.forget();
@@ -234,11 +234,11 @@ torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
       throw;
     }
     // Outside of the handler, since an exception may hold the frames of the forward.
-    const memory::NoRefusalScope bookkeeping;
+    const memory::BudgetExemptScope bookkeeping;
     gradients.after_failure();
     if (options.before_retry) options.before_retry();
     compat::flush_failed_backward();
-    const bool has_another_plan = state.strategy.plan_again(/*can_split=*/false);
+    const bool has_another_plan = state.strategy.replan(/*can_split=*/false);
     state.strategy.forget();
     undo.restore();
     generator.restore();

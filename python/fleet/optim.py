@@ -20,11 +20,11 @@ class _Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params, defaults):
         self.model = params if isinstance(params, torch.nn.Module) else None
-        self._left_out_of = {}
+        self._excluded_of = {}
         super().__init__(self.model.named_parameters() if self.model is not None else params, defaults)
         if self._area:
             for group in self.param_groups:
-                self._left_out(group, [])  # names and rules that are unknown are errors from the start
+                self._excluded(group, [])  # names and rules that are unknown are errors from the start
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -50,19 +50,19 @@ class _Optimizer(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
         return state
 
-    def _left_out(self, group, params):
+    def _excluded(self, group, params):
         """Of LARS and LAMB: whether each is left out of decay, as C++ decides from names and modules."""
         groups = [(p, name) for g in self.param_groups for p, name in zip(g["params"], g.get("param_names") or [""] * len(g["params"]))]
         key = (tuple(group["exclude_from_weight_decay"]), group["rule"], *(id(p) for p, _ in groups))
-        if key not in self._left_out_of:
+        if key not in self._excluded_of:
             names = [name for _, name in groups] if all("param_names" in g for g in self.param_groups) else []
             every = [p for p, _ in groups]
-            flags = _kernels.left_out(self._area, self.model, names, every, list(key[0]), key[1])
-            self._left_out_of[key] = {id(p): flag for p, flag in zip(every, flags)}
-        return [self._left_out_of[key][id(p)] for p in params]
+            flags = _kernels.excluded_from_decay(self._area, self.model, names, every, list(key[0]), key[1])
+            self._excluded_of[key] = {id(p): flag for p, flag in zip(every, flags)}
+        return [self._excluded_of[key][id(p)] for p in params]
 
     def __getstate__(self):
-        return {**super().__getstate__(), "model": self.model, "_left_out_of": {}}
+        return {**super().__getstate__(), "model": self.model, "_excluded_of": {}}
 
     def _update(self, group, params, grads, columns, states):
         raise NotImplementedError
@@ -136,7 +136,7 @@ class Lars(_Optimizer):
         )
 
     def _update(self, group, params, grads, columns, states):
-        out = self._left_out(group, params)
+        out = self._excluded(group, params)
         _kernels.lars(params, grads, *columns, out, float(group["lr"]), group["momentum"], group["lars_coeff"], group["lars_weight_decay"], group["epsilon"], group["nesterov"], group["rule"])
 
 
@@ -157,5 +157,5 @@ class Lamb(_Optimizer):
         )
 
     def _update(self, group, params, grads, columns, states):
-        out = self._left_out(group, params)
+        out = self._excluded(group, params)
         _kernels.lamb(params, grads, *columns, _count(states), out, float(group["lr"]), *group["betas"], group["epsilon"], group["lamb_weight_decay"], group["rule"])

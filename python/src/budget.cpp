@@ -140,7 +140,7 @@ void bind_budget(py::module_& m) {
       .def_readonly("segments", &MemoryReport::segments, "that backward recomputed")
       .def_readonly("evicted", &MemoryReport::evicted, "values evicted by a plan")
       .def_readonly("evicted_bytes", &MemoryReport::evicted_bytes, "of them")
-      .def_readonly("kept_by_need_bytes", &MemoryReport::kept_by_need_bytes,
+      .def_readonly("not_recomputable_bytes", &MemoryReport::not_recomputable_bytes,
                     "of values that no op can recompute")
       .def_readonly("offloaded_bytes", &MemoryReport::offloaded_bytes, "written to the file")
       .def_readonly("fetched_bytes", &MemoryReport::fetched_bytes, "read from it")

@@ -16,7 +16,7 @@ struct Updates {
   Tensors values, gradients;
   std::vector<Tensors> state;
   std::vector<int64_t> updates = {};
-  std::vector<bool> is_left_out = {};
+  std::vector<bool> is_excluded = {};
 
   std::vector<optim::TensorUpdate> list() const {
     std::vector<optim::TensorUpdate> result(values.size());
@@ -24,7 +24,7 @@ struct Updates {
       result[i] = {.value = values[i], .gradient = gradients[i]};
       for (size_t s = 0; s < state.size(); ++s) result[i].state[s] = state[s][i];
       if (!updates.empty()) result[i].updates = updates[i];
-      if (!is_left_out.empty()) result[i].is_left_out = is_left_out[i];
+      if (!is_excluded.empty()) result[i].is_excluded = is_excluded[i];
     }
     return result;
   }
@@ -45,9 +45,10 @@ std::vector<std::string> texts(const std::vector<std::string_view>& names) {
 }
 
 // Of LARS or LAMB: for each parameter, whether it is left out. `model` may be None, `names` empty.
-std::vector<bool> left_out(const std::string& area, const py::object& model,
-                           const std::vector<std::string>& names, const Tensors& tensors,
-                           const std::vector<std::string>& parts, const std::string& rule) {
+std::vector<bool> excluded_from_decay(const std::string& area, const py::object& model,
+                                      const std::vector<std::string>& names, const Tensors& tensors,
+                                      const std::vector<std::string>& parts,
+                                      const std::string& rule) {
   if (names.empty() && !parts.empty()) {
     throw UsageError(area,
                      "exclude_from_weight_decay is a list of names, and the parameters have none",
@@ -59,7 +60,7 @@ std::vector<bool> left_out(const std::string& area, const py::object& model,
   }
   std::optional<ModelHandle> handle;
   if (!model.is_none()) handle.emplace(mirror(model));
-  return optim::left_out_of(
+  return optim::excluded_from_decay(
       area, handle ? &*handle : nullptr, parameters,
       {.names = parts,
        .bias_and_norm = area == "LARS" ? optim::lars_rule(rule).exclude_bias_and_norm
@@ -117,10 +118,10 @@ void bind_optim(py::module_& m) {
   o.def(
       "lars",
       [](const Tensors& values, const Tensors& gradients, const Tensors& velocity,
-         const std::vector<bool>& is_left_out, double lr, double momentum, double lars_coeff,
+         const std::vector<bool>& is_excluded, double lr, double momentum, double lars_coeff,
          double lars_weight_decay, double epsilon, bool nesterov, const std::string& rule) {
         run<optim::LarsOptions>(&optim::lars_update,
-                                {values, gradients, {velocity}, {}, is_left_out},
+                                {values, gradients, {velocity}, {}, is_excluded},
                                 {.lr = lr,
                                  .momentum = momentum,
                                  .lars_coeff = lars_coeff,
@@ -129,16 +130,16 @@ void bind_optim(py::module_& m) {
                                  .use_nesterov = nesterov,
                                  .rule = optim::lars_rule(rule)});
       },
-      "values"_a, "gradients"_a, "velocity"_a, "is_left_out"_a, "lr"_a, "momentum"_a,
+      "values"_a, "gradients"_a, "velocity"_a, "is_excluded"_a, "lr"_a, "momentum"_a,
       "lars_coeff"_a, "lars_weight_decay"_a, "epsilon"_a, "nesterov"_a, "rule"_a);
   o.def(
       "lamb",
       [](const Tensors& values, const Tensors& gradients, const Tensors& moment1,
          const Tensors& moment2, const std::vector<int64_t>& updates,
-         const std::vector<bool>& is_left_out, double lr, double beta1, double beta2,
+         const std::vector<bool>& is_excluded, double lr, double beta1, double beta2,
          double epsilon, double lamb_weight_decay, const std::string& rule) {
         run<optim::LambOptions>(&optim::lamb_update,
-                                {values, gradients, {moment1, moment2}, updates, is_left_out},
+                                {values, gradients, {moment1, moment2}, updates, is_excluded},
                                 {.lr = lr,
                                  .beta1 = beta1,
                                  .beta2 = beta2,
@@ -146,9 +147,10 @@ void bind_optim(py::module_& m) {
                                  .lamb_weight_decay = lamb_weight_decay,
                                  .rule = optim::lamb_rule(rule)});
       },
-      "values"_a, "gradients"_a, "moment1"_a, "moment2"_a, "updates"_a, "is_left_out"_a, "lr"_a,
+      "values"_a, "gradients"_a, "moment1"_a, "moment2"_a, "updates"_a, "is_excluded"_a, "lr"_a,
       "beta1"_a, "beta2"_a, "epsilon"_a, "lamb_weight_decay"_a, "rule"_a);
-  o.def("left_out", &left_out, "area"_a, "model"_a, "names"_a, "tensors"_a, "parts"_a, "rule"_a);
+  o.def("excluded_from_decay", &excluded_from_decay, "area"_a, "model"_a, "names"_a, "tensors"_a,
+        "parts"_a, "rule"_a);
   o.def("lars_rules", [] { return texts(optim::lars_rule_names()); });
   o.def("lamb_rules", [] { return texts(optim::lamb_rule_names()); });
 }

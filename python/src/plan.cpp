@@ -65,8 +65,8 @@ PlanView plan_on_meta(const py::object& loss, const std::string& budget, double 
   }
   const auto plain = memory::keep_everything(*profile);
   const auto bytes =
-      amount->unit == memory::BudgetAmount::Unit::kShareOfPlain
-          ? static_cast<int64_t>(static_cast<double>(plain.predicted_peak) * amount->share)
+      amount->unit == memory::BudgetAmount::Unit::kFractionOfPlain
+          ? static_cast<int64_t>(static_cast<double>(plain.predicted_peak) * amount->fraction)
           : amount->of(memory_limit(), is_initialized() ? world()->ranks_on_host() : 1);
   auto plan = memory::make_plan(*profile, {.budget = bytes});
   if (!plan) {

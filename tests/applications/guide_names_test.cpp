@@ -93,8 +93,8 @@ std::vector<torch::Tensor> trained(const std::vector<std::string>& checkpoints, 
       std::make_shared<comm::Communicator>());
   for (int64_t step = 0; step < 2; ++step) {
     const auto batch = synthetic_batch(model.options(), 4, step, 32);
-    const auto report =
-        optimizer.minimize(batch, [&](const Batch& part) { return model.loss(part); });
+    const auto report = optimizer.minimize(
+        batch, [&](const Batch& micro_batch) { return model.loss(micro_batch); });
     *segments = report.memory.segments;
   }
   return model.parameters();
@@ -120,7 +120,7 @@ TEST(GuideNamesTest, LongStagesAreNumberedAsInPaddle) {
                                  std::make_shared<comm::Communicator>());
   EXPECT_NO_THROW(optimizer.minimize(
       synthetic_batch(model.options(), 2, 1, 32),
-      [&](const Batch& part) { return model.loss(part); }));  // all names are met
+      [&](const Batch& micro_batch) { return model.loss(micro_batch); }));  // all names are met
 }
 
 // Which parameters have no decay, by the last two words of their names.

@@ -129,7 +129,8 @@ TEST(AppsTest, TransformerLearnsAndPrintsTheGuidesLines) {
   const auto text =
       output_of("transformer", joined(kSmallTransformer, {"--samples=4000", "--max_updates=60"}));
   expect_falling(text, kStepLine, 60, 0.9);
-  const auto right = numbers(text, R"(perplexity [0-9.]+, tokens right ([0-9.]+), [0-9]+ tokens)");
+  const auto right =
+      numbers(text, R"(perplexity [0-9.]+, token accuracy ([0-9.]+), [0-9]+ tokens)");
   ASSERT_EQ(right.size(), 1U) << text;
   EXPECT_GT(right[0], 0.1) << "64 words: guessing gives 0.02";
 }
@@ -293,7 +294,7 @@ TEST(AppsTest, TransformerFromTwoTexts) {
   const auto said =
       output_of("transformer",
                 joined(kSmallTransformer, {"--data=" + folder.path().string(), "--epochs=12"}));
-  const auto right = numbers(said, "tokens right ([0-9.]+), [0-9]+ tokens");
+  const auto right = numbers(said, "token accuracy ([0-9.]+), [0-9]+ tokens");
   ASSERT_EQ(right.size(), 12U) << said;
   EXPECT_GT(right.back(), 0.8) << "four tokens: guessing gives 0.25";
 }

@@ -27,18 +27,18 @@ namespace {
 
 using namespace std::chrono_literals;
 using Kind = Collective::Kind;
-using Moment = ElasticOptions::Moment;
+using FaultPoint = ElasticOptions::FaultPoint;
 using testing::error_message_of;
 
 /// The end of a rank that is a thread.
-struct Died {};
+struct SimulatedCrash {};
 
-// Ranks as threads; one that throws Died is lost, like a process that has ended.
+// Ranks as threads; one that throws SimulatedCrash is lost, like a process that has ended.
 class Ranks {
  public:
   using Body = std::function<void(ElasticGroup&)>;
   explicit Ranks(int size, CommunicatorOptions options = {.timeout = 20s})
-      : size_(size), options_(std::move(options)), coroner_(store_, size, 60s) {}
+      : size_(size), options_(std::move(options)), lost_declarer_(store_, size, 60s) {}
   ~Ranks() { join(); }
 
   void start(int rank, const Body& body, ElasticOptions elastic = {}, bool has_heartbeat = true) {
@@ -49,7 +49,7 @@ class Ranks {
         if (has_heartbeat) watch->gather_identities();
         ElasticGroup group(store_, rank, size_, options_, elastic);
         body(group);
-      } catch (const Died&) {
+      } catch (const SimulatedCrash&) {
         bury(rank);
       } catch (const std::exception& error) {
         bury(rank);
@@ -67,7 +67,7 @@ class Ranks {
   }
   void bury(int rank) {
     const std::lock_guard lock(mutex_);
-    coroner_.declare_gone(*coroner_.slot_of(rank, 1s));
+    lost_declarer_.declare_lost(*lost_declarer_.slot_of(rank, 1s));
   }
 
  private:
@@ -75,7 +75,7 @@ class Ranks {
   CommunicatorOptions options_;
   Store store_ = Store::in_memory();
   std::mutex mutex_;
-  Liveness coroner_;
+  Liveness lost_declarer_;
   std::map<int, std::string> errors_;
   std::vector<std::thread> threads_;
 };
@@ -121,7 +121,7 @@ TEST(ElasticGroupTest, CallsOfAFullGroupAreThoseOfAnyOther) {
 }
 
 // Which rank dies, and when.
-class LossTest : public ::testing::TestWithParam<std::tuple<int, Moment>> {};
+class LossTest : public ::testing::TestWithParam<std::tuple<int, FaultPoint>> {};
 
 TEST_P(LossTest, LeavesTheOthersWithTheSameSums) {
   const auto [victim, moment] = GetParam();
@@ -132,8 +132,8 @@ TEST_P(LossTest, LeavesTheOthersWithTheSameSums) {
   for (int rank = 0; rank < 4; ++rank) {
     ElasticOptions elastic;
     if (rank == victim) {
-      elastic.inject_fault = [moment = moment](Moment now, int64_t call) {
-        if (now == moment && call == kFatal) throw Died{};
+      elastic.inject_fault = [moment = moment](FaultPoint now, int64_t call) {
+        if (now == moment && call == kFatal) throw SimulatedCrash{};
       };
     }
     ranks.start(
@@ -173,8 +173,9 @@ TEST_P(LossTest, LeavesTheOthersWithTheSameSums) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LossTest,
                          ::testing::Combine(::testing::Values(0, 1, 3),
-                                            ::testing::Values(Moment::kBarrier, Moment::kExchange,
-                                                              Moment::kEnd)));
+                                            ::testing::Values(FaultPoint::kBarrier,
+                                                              FaultPoint::kExchange,
+                                                              FaultPoint::kEnd)));
 
 void expect_four_full_sums(ElasticGroup& group) {
   for (int call = 1; call <= 4; ++call) {
@@ -190,8 +191,8 @@ TEST(ElasticGroupTest, RankWhoseConnectionBrokeGetsTheResultOfAnother) {
   std::atomic<int> exchanges = 0;
   for (int rank = 0; rank < 3; ++rank) {
     ElasticOptions elastic;
-    elastic.inject_fault = [&, rank](Moment now, int64_t call) {
-      if (call != 2 || now != Moment::kEnd) return;
+    elastic.inject_fault = [&, rank](FaultPoint now, int64_t call) {
+      if (call != 2 || now != FaultPoint::kEnd) return;
       ++exchanges;
       if (rank == 1) throw std::runtime_error("reset by peer");
     };
@@ -206,8 +207,8 @@ TEST(ElasticGroupTest, AllRepeatACallThatNoneCompleted) {
   std::atomic<int> failures = 0;
   for (int rank = 0; rank < 3; ++rank) {
     ElasticOptions elastic;
-    elastic.inject_fault = [&](Moment now, int64_t call) {
-      if (call == 2 && now == Moment::kEnd && failures++ < 3) throw std::runtime_error("reset");
+    elastic.inject_fault = [&](FaultPoint now, int64_t call) {
+      if (call == 2 && now == FaultPoint::kEnd && failures++ < 3) throw std::runtime_error("reset");
     };
     ranks.start(rank, expect_four_full_sums, elastic);
   }
@@ -226,7 +227,7 @@ TEST(ElasticGroupTest, LastRankContinuesAlone) {
   });
   ranks.start(1, [&](ElasticGroup& group) {
     sum(group, torch::zeros({2}), ReduceOp::kAvg);
-    throw Died{};
+    throw SimulatedCrash{};
   });
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
@@ -249,14 +250,14 @@ TEST(ElasticGroupTest, NewProcessIsAdmittedReceivesTheStateAndContinues) {
     group.finish_admission();
     return word.item<int64_t>();
   };
-  std::atomic<bool> is_gone = false;
+  std::atomic<bool> is_lost = false;
   for (const int rank : {1, 2}) {
     ranks.start(rank, [&](ElasticGroup& group) {
       sum(group, own_digit(group));
       while (true) {
         sum(group, own_digit(group));
         if (group.present().size() == 3) continue;
-        is_gone = true;
+        is_lost = true;
         const auto guests = group.admit();
         if (guests.empty()) continue;
         EXPECT_EQ(guests, std::vector<int>{0});
@@ -268,9 +269,9 @@ TEST(ElasticGroupTest, NewProcessIsAdmittedReceivesTheStateAndContinues) {
   }
   ranks.start(0, [&](ElasticGroup& group) {
     sum(group, own_digit(group));
-    throw Died{};
+    throw SimulatedCrash{};
   });
-  while (!is_gone) std::this_thread::sleep_for(1ms);
+  while (!is_lost) std::this_thread::sleep_for(1ms);
   ranks.start(0, [&](ElasticGroup& group) {
     EXPECT_TRUE(group.is_joining());
     group.join();
@@ -374,7 +375,7 @@ TEST(ElasticGroupTest, TooFewRanksNeedARestart) {
                                  "[elastic] 1 of 2 ranks are left, and --min_ranks is 2\n  fix: "));
               },
               {.min_ranks = 2});
-  ranks.start(1, [&](ElasticGroup&) { throw Died{}; });
+  ranks.start(1, [&](ElasticGroup&) { throw SimulatedCrash{}; });
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
 
@@ -385,7 +386,7 @@ TEST(ElasticGroupTest, NewProcessThatIsTooLateGetsAnError) {
       ranks.start(rank, [&](ElasticGroup& group) {
         sum(group, own_digit(group));
         if (in_order) group.leave();
-        if (!in_order) throw Died{};
+        if (!in_order) throw SimulatedCrash{};
       });
     }
     EXPECT_EQ(ranks.join(), kNoErrors);
@@ -414,8 +415,8 @@ TEST(ElasticGroupTest, RandomLossesLeaveTheSameResults) {
       ElasticOptions elastic;
       if (rank < losses) {
         const int fatal = std::uniform_int_distribution(1, 40)(random);
-        elastic.inject_fault = [fatal, moments = 0](Moment, int64_t) mutable {
-          if (++moments == fatal) throw Died{};
+        elastic.inject_fault = [fatal, moments = 0](FaultPoint, int64_t) mutable {
+          if (++moments == fatal) throw SimulatedCrash{};
         };
       }
       ranks.start(

@@ -12,7 +12,7 @@
 
 #include "fleet/core/text/format.h"
 
-#include "tests/comm/mortal_store.h"
+#include "tests/comm/crashing_store.h"
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
 
@@ -29,21 +29,21 @@ class Ranks {
  public:
   explicit Ranks(int size) : size_(size), alive_(size) {
     table_->setTimeout(kLimit);
-    coroner_.emplace(view(kNever), /*rank=*/size, kLimit);
+    lost_declarer_.emplace(view(kNever), /*rank=*/size, kLimit);
   }
 
   /// `rank` dies at its `last`th question to the store, or not at all. It asks for a new generation
   /// `rounds` times, and takes part in those of the others until all are content.
   void start(int rank, int64_t last, bool arrives_late, int rounds) {
     threads_.emplace_back([=, this] {
-      const auto store = c10::make_intrusive<MortalStore>(table_, last, mercy_);
+      const auto store = c10::make_intrusive<CrashingStore>(table_, last, crashes_);
       std::optional<Slot> slot;
       try {
         Liveness liveness(Store::over(store), rank, kLimit);
         slot = liveness.own();
         Membership membership(Store::over(store), liveness);
         live(membership, liveness, rounds);
-      } catch (const Died&) {
+      } catch (const SimulatedCrash&) {
         bury(*slot);
         if (!arrives_late) return;
         std::this_thread::sleep_for(2ms);
@@ -63,7 +63,7 @@ class Ranks {
 
  private:
   Store view(int64_t last) {
-    return Store::over(c10::make_intrusive<MortalStore>(table_, last, mercy_));
+    return Store::over(c10::make_intrusive<CrashingStore>(table_, last, crashes_));
   }
 
   void bury(const Slot& slot) {
@@ -71,8 +71,8 @@ class Ranks {
     --alive_;
     content_.erase(slot.rank);
     current_.erase(slot.rank);
-    coroner_->declare_gone(slot);
-    mercy_.death_is_known();
+    lost_declarer_->declare_lost(slot);
+    crashes_.crash_is_known();
   }
 
   void live(Membership& membership, Liveness& liveness, int rounds) {
@@ -81,7 +81,7 @@ class Ranks {
     int done = 0;
     while (!is_over(rank, done == rounds)) {
       const bool has_to =
-          membership.is_over() || !liveness.gone_among(membership.current().slots()).empty();
+          membership.is_over() || !liveness.lost_among(membership.current().slots()).empty();
       if (!has_to && done == rounds) continue;
       if (!has_to) ++done;
       const auto next = membership.next({.finished = done}, {});
@@ -94,9 +94,9 @@ class Ranks {
   bool is_over(int rank, bool is_content) {
     const std::lock_guard lock(mutex_);
     if (is_content) content_.insert(rank);
-    if (static_cast<int>(content_.size()) == alive_) mercy_.grant();
+    if (static_cast<int>(content_.size()) == alive_) crashes_.grant();
     const auto number = current_.at(rank).number;
-    return mercy_.is_granted() && static_cast<int>(current_.size()) == alive_ &&
+    return crashes_.is_granted() && static_cast<int>(current_.size()) == alive_ &&
            static_cast<int>(current_.at(rank).members.size()) == alive_ &&
            std::all_of(current_.begin(), current_.end(),
                        [&](const auto& item) { return item.second.number == number; });
@@ -115,8 +115,8 @@ class Ranks {
 
   int size_;
   c10::intrusive_ptr<c10d::Store> table_ = c10::make_intrusive<c10d::HashStore>();
-  Mercy mercy_;
-  std::optional<Liveness> coroner_;
+  CrashSwitch crashes_;
+  std::optional<Liveness> lost_declarer_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;  // guards what follows
   int alive_;
@@ -207,19 +207,19 @@ TEST(MembershipTest, InvitedProcessTakesTheSlotOfTheOneBefore) {
   }
   Rank again(store, 1);
   EXPECT_TRUE(again.membership.has_formed());
-  EXPECT_TRUE(first.liveness.is_gone({1, 1})) << "another has its seat";
+  EXPECT_TRUE(first.liveness.is_lost({1, 1})) << "another has its seat";
   ASSERT_TRUE(first.membership.next({.finished = 7}, {}));
   EXPECT_EQ(first.membership.current().ranks(), std::vector<int>{0});
 
-  EXPECT_TRUE(first.membership.asking({1}).empty());
-  again.membership.ask();
-  const auto asking = first.membership.asking({1});
+  EXPECT_TRUE(first.membership.join_requests({1}).empty());
+  again.membership.request_join();
+  const auto asking = first.membership.join_requests({1});
   ASSERT_EQ(asking, (std::vector<Slot>{{1, 2}}));
-  EXPECT_FALSE(again.membership.invited());
+  EXPECT_FALSE(again.membership.invitation());
   at_once({[&] { first.membership.next({.finished = 8}, {.after = 8, .slots = asking}); },
            [&] {
              std::optional<Invitation> invitation;
-             while (!(invitation = again.membership.invited())) std::this_thread::yield();
+             while (!(invitation = again.membership.invitation())) std::this_thread::yield();
              EXPECT_EQ(invitation->after, 8);
              again.membership.next({.invited_after = invitation->after}, {});
            }});
@@ -234,10 +234,10 @@ TEST(MembershipTest, InvitedRankIsLeftOutWhenNoMemberHasTheCall) {
   Rank first(store, 0), second(store, 1), third(store, 2);
   at_once({[&] { first.membership.form(2, kLimit); }, [&] { second.membership.form(2, kLimit); }});
   // Rank 1 has finished call 8 and invites, and dies before rank 0 hears what the call said.
-  third.membership.ask();
+  third.membership.request_join();
   store.prefixed("membership").set("invited/2/1", "1 8");
-  ASSERT_TRUE(third.membership.invited());
-  first.liveness.declare_gone(second.liveness.own());
+  ASSERT_TRUE(third.membership.invitation());
+  first.liveness.declare_lost(second.liveness.own());
   std::optional<Generation> guest;
   at_once({[&] { first.membership.next({.finished = 7}, {}); },
            [&] { guest = third.membership.next({.invited_after = 8}, {}); }});
@@ -249,7 +249,7 @@ TEST(MembershipTest, RankThatWasDeclaredLostFindsOut) {
   const auto store = Store::in_memory();
   Rank first(store, 0), second(store, 1);
   at_once({[&] { first.membership.form(2, kLimit); }, [&] { second.membership.form(2, kLimit); }});
-  first.liveness.declare_gone({1, 1});
+  first.liveness.declare_lost({1, 1});
   ASSERT_TRUE(first.membership.next({}, {}));
   EXPECT_TRUE(second.membership.is_over());
   EXPECT_FALSE(second.membership.next({}, {}));

@@ -5,14 +5,14 @@
 
 #include "fleet/core/process/process_setup.h"
 
-#include "tests/support/made_up_root.h"
+#include "tests/support/fake_root.h"
 
 namespace fleet {
 namespace {
 
 class CpuLimitTest : public ::testing::Test {
  protected:
-  MadeUpRoot root_;
+  FakeRoot root_;
 };
 
 TEST_F(CpuLimitTest, IsNothingWhereNoGroupHasAQuota) {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/made_up_root.h"
+#include "tests/support/fake_root.h"
 
 namespace fleet {
 namespace {
@@ -20,7 +20,7 @@ class MemoryLimitTest : public ::testing::Test {
   void write(const std::string& path, const std::string& text) const { root_.write(path, text); }
   MemoryLimit limit() const { return memory_limit(root_.path()); }
 
-  MadeUpRoot root_;
+  FakeRoot root_;
 };
 
 TEST_F(MemoryLimitTest, IsTheMachinesWhereNoGroupHasOne) {

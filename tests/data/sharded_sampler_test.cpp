@@ -146,14 +146,14 @@ TEST(ShardedSamplerTest, ResumesWithOtherRanksAtTheSameGlobalBatch) {
 }
 
 TEST(ShardedSamplerTest, OtherNumbersOfRanksAreOfferedWhereNoBatchSizeDoes) {
-  EXPECT_EQ(keep_global_batch(128, 4),
+  EXPECT_EQ(global_batch_advice(128, 4),
             "use --batch_size 32: 32 x 4 ranks keep the global batch of 128");
-  EXPECT_EQ(keep_global_batch(128, 3),
+  EXPECT_EQ(global_batch_advice(128, 3),
             "3 ranks cannot split the global batch of 128: start 2 ranks with --batch_size 64, or "
             "4 ranks with --batch_size 32");
-  EXPECT_EQ(keep_global_batch(2, 3),
+  EXPECT_EQ(global_batch_advice(2, 3),
             "3 ranks cannot split the global batch of 2: start 2 ranks with --batch_size 1");
-  EXPECT_EQ(keep_global_batch(0, 3), "take another snapshot; this one is damaged");
+  EXPECT_EQ(global_batch_advice(0, 3), "take another snapshot; this one is damaged");
 }
 
 TEST(ShardedSamplerTest, RefusesAPositionOfAnotherRun) {

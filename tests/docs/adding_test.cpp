@@ -229,7 +229,9 @@ TEST(MlpTest, RecomputeAtItsCheckpointsIsPlainTraining) {
                                                   model.with_checkpoints(strategy));
     double loss = 0;
     for (int i = 0; i < 3; ++i) {
-      loss = optimizer.minimize(batch, [&](const auto& part) { return model.loss(part); }).loss;
+      loss = optimizer
+                 .minimize(batch, [&](const auto& micro_batch) { return model.loss(micro_batch); })
+                 .loss;
     }
     return loss;
   };

@@ -90,15 +90,13 @@ TEST_F(ConvertTest, NeverOverwritesWhatItReads) {
 
 TEST_F(ConvertTest, KnowsEveryModelByName) {
   for (const auto name : applications::preset_names()) {
-    const ModelHandle model(model_without_numbers(std::string(name), 0, 0));
+    const ModelHandle model(meta_model(std::string(name), 0, 0));
     ASSERT_FALSE(model.parameters().empty()) << name;
     EXPECT_TRUE(model.parameters().front().tensor.is_meta()) << name;
   }
-  EXPECT_TRUE(
-      says(error_message_of([] { model_without_numbers("vgg16", 5, 0); }), "no vocabulary"));
-  EXPECT_TRUE(
-      says(error_message_of([] { model_without_numbers("bert-base", 0, 5); }), "no classes"));
-  const ModelHandle bert(model_without_numbers("bert-base", 21128, 0));
+  EXPECT_TRUE(says(error_message_of([] { meta_model("vgg16", 5, 0); }), "no vocabulary"));
+  EXPECT_TRUE(says(error_message_of([] { meta_model("bert-base", 0, 5); }), "no classes"));
+  const ModelHandle bert(meta_model("bert-base", 21128, 0));
   EXPECT_EQ(bert.parameters().front().tensor.size(0), 21128);
 }
 

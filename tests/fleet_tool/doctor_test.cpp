@@ -21,8 +21,8 @@
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/error_of.h"
+#include "tests/support/fake_root.h"
 #include "tests/support/launched.h"
-#include "tests/support/made_up_root.h"
 #include "tests/support/says.h"
 #include "tools/fleet/commands.h"
 #include "tools/fleet/doctor_folder.h"
@@ -179,7 +179,7 @@ TEST(DoctorTest, FindsASmallLimitOfDescriptorsInItsProcess) {
 }
 
 TEST(DoctorTest, CountsProcessesByTheUsersLimitAndByControlGroups) {
-  const MadeUpRoot root;
+  const FakeRoot root;
   EXPECT_TRUE(is(processes_finding({4096, 4096}, 96, 8, 4, root.path()), State::kOk,
                  "3994 more processes and threads (the user's limit (ulimit -u)), enough for 249"));
   root.write("proc/self/cgroup", "0::/docker/abc\n");
@@ -191,7 +191,7 @@ TEST(DoctorTest, CountsProcessesByTheUsersLimitAndByControlGroups) {
 }
 
 TEST(DoctorTest, ReadsTheCpuAndSaysWhatItLacks) {
-  const MadeUpRoot root;
+  const FakeRoot root;
   root.write("proc/cpuinfo",
              "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx2 fma avx512f\n");
   EXPECT_TRUE(is(cpu_finding(root.path()), State::kOk,
@@ -210,7 +210,7 @@ TEST(DoctorTest, ReportsKernelsThatThisCpuLacks) {
 }
 
 TEST(DoctorTest, JudgesCoresMemoryAndHugePages) {
-  const MadeUpRoot root;
+  const FakeRoot root;
   root.write("proc/loadavg", "0.10 0.10 0.10 1/100 1\n");
   EXPECT_TRUE(is(cores_finding(root.path()), State::kOk, "cores, load 0.1"));
   root.write("proc/loadavg", "500.0 0.10 0.10 1/100 1\n");
@@ -299,7 +299,7 @@ TEST(DoctorTest, FindsABusyPort) {
   EXPECT_EQ(answer.code, 1);
   EXPECT_TRUE(says(answer.text, format("problem  port {}", busy.port), "Address already in use",
                    "take another --master_port"));
-  const MadeUpRoot root;
+  const FakeRoot root;
   root.write("proc/sys/net/ipv4/ip_local_port_range", "1024\t65535\n");
   EXPECT_TRUE(is(port_finding(free_port(), root.path()), State::kAdvice,
                  "in the ephemeral port range of the kernel", "ip_local_port_range"));

@@ -32,15 +32,16 @@ TEST(PlanTest, LargestBatchesAreJustThat) {
   PlanModel model({.name = "bert-base", .seq = 64, .rates = {.flops = 1e12, .bytes = 1e11}});
   const int64_t budget = int64_t{4} << 30;
   int64_t before = 0;
-  for (const auto way : {Way::kPlain, Way::kEveryBlock, Way::kPlanned}) {
-    const auto largest = largest_batch(model, way, budget);
-    ASSERT_GT(largest.samples, before) << name_of(way);
+  for (const auto mode :
+       {RecomputeMode::kPlain, RecomputeMode::kEveryBlock, RecomputeMode::kPlanned}) {
+    const auto largest = largest_batch(model, mode, budget);
+    ASSERT_GT(largest.samples, before) << name_of(mode);
     EXPECT_LE(largest.plan->predicted_peak, budget);
-    EXPECT_TRUE(plan_within(model, way, largest.samples, budget));
-    EXPECT_FALSE(plan_within(model, way, largest.samples + 1, budget));
+    EXPECT_TRUE(plan_within(model, mode, largest.samples, budget));
+    EXPECT_FALSE(plan_within(model, mode, largest.samples + 1, budget));
     before = largest.samples;
   }
-  EXPECT_EQ(largest_batch(model, Way::kPlanned, model.fixed_bytes()).samples, 0);
+  EXPECT_EQ(largest_batch(model, RecomputeMode::kPlanned, model.fixed_bytes()).samples, 0);
 }
 
 // What `fleet convert` knows by name, and what programs can train.
@@ -69,11 +70,11 @@ TEST(PlanTest, KnowsEveryNetOfTheZoo) {
                        .rates = {.flops = 1e12, .bytes = 1e11}});
       EXPECT_GT(model.parameters(), 10'000);
       EXPECT_FALSE(model.has_checkpoints());
-      const auto plain = plan_within(model, Way::kPlain, 4, int64_t{1} << 40);
+      const auto plain = plan_within(model, RecomputeMode::kPlain, 4, int64_t{1} << 40);
       ASSERT_TRUE(plain);
       const auto activations = plain->predicted_peak - model.fixed_bytes();
-      const auto planned =
-          plan_within(model, Way::kPlanned, 4, model.fixed_bytes() + activations * 9 / 10);
+      const auto planned = plan_within(model, RecomputeMode::kPlanned, 4,
+                                       model.fixed_bytes() + activations * 9 / 10);
       ASSERT_TRUE(planned);
       EXPECT_GT(planned->predicted_seconds, 0);
     }
@@ -119,7 +120,7 @@ TEST(PlanTest, PrintsDrawsAndWrites) {
                    "batch 300 fits by a plan"));
   EXPECT_TRUE(says(content(svg), "<svg ", "every block", "memory in use, GiB", "budget", "</svg>"));
   EXPECT_EQ(content(svg).find("nan"), std::string::npos);
-  EXPECT_TRUE(says(content(json), "\"way\": \"planned, largest\"", "\"asked\": {\"batch\": 300"));
+  EXPECT_TRUE(says(content(json), "\"mode\": \"planned, largest\"", "\"asked\": {\"batch\": 300"));
 }
 
 TEST(PlanTest, ExplainsFlagsThatAreWrong) {

@@ -17,7 +17,7 @@
 
 #include "tests/fleetrun/shell_ranks.h"
 #include "tests/support/launched.h"
-#include "tools/fleetrun/restart_pause.h"
+#include "tools/fleetrun/restart_backoff.h"
 
 namespace fleet::launch {
 namespace {
@@ -291,7 +291,7 @@ TEST(FleetrunTest, RestartsEndWithTheLastExitCode) {
 }
 
 TEST(FleetrunTest, RestartsThatFailAtOnceComeSlower) {
-  RestartPause pause;
+  RestartBackoff pause;
   std::vector<int64_t> seconds;
   for (int attempt = 0; attempt < 8; ++attempt) {
     pause.count(0.5s);

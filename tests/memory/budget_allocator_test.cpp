@@ -113,10 +113,10 @@ struct NetImpl : torch::nn::Module {
   void step(const torch::Tensor& x) {
     torch::Tensor loss;
     {
-      PhaseScope phase(Phase::kForward);
+      StepPhaseScope phase(StepPhase::kForward);
       loss = forward(x);
     }
-    PhaseScope phase(Phase::kBackward);
+    StepPhaseScope phase(StepPhase::kBackward);
     loss.backward();
   }
   std::vector<torch::Tensor> gradients() const {
@@ -155,22 +155,22 @@ TEST_F(BudgetAllocatorTest, KeepsPeaksByPhaseAndByWindow) {
   auto kept = bytes(kMiB);
   { bytes(8 * kMiB); }
   {
-    PhaseScope phase(Phase::kForward);
+    StepPhaseScope phase(StepPhase::kForward);
     bytes(2 * kMiB);
-    PhaseScope inner(Phase::kUpdate);
+    StepPhaseScope inner(StepPhase::kUpdate);
   }
   {
-    PhaseScope phase(Phase::kBackward);
+    StepPhaseScope phase(StepPhase::kBackward);
     bytes(4 * kMiB);
   }
   EXPECT_EQ(counter.peak() - baseline, 9 * kMiB);
-  EXPECT_EQ(counter.peak(Phase::kOther) - baseline, 9 * kMiB);
-  EXPECT_EQ(counter.peak(Phase::kForward) - baseline, 3 * kMiB);
-  EXPECT_EQ(counter.peak(Phase::kBackward) - baseline, 5 * kMiB);
-  EXPECT_EQ(counter.peak(Phase::kUpdate) - baseline, kMiB);  // what was live when it began
+  EXPECT_EQ(counter.peak(StepPhase::kOther) - baseline, 9 * kMiB);
+  EXPECT_EQ(counter.peak(StepPhase::kForward) - baseline, 3 * kMiB);
+  EXPECT_EQ(counter.peak(StepPhase::kBackward) - baseline, 5 * kMiB);
+  EXPECT_EQ(counter.peak(StepPhase::kUpdate) - baseline, kMiB);  // what was live when it began
   counter.reset_peaks();
   EXPECT_EQ(counter.peak() - baseline, kMiB);
-  EXPECT_EQ(counter.peak(Phase::kForward), 0);
+  EXPECT_EQ(counter.peak(StepPhase::kForward), 0);
 
   EXPECT_EQ(counter.take_window_peak() - baseline, 9 * kMiB);
   EXPECT_EQ(counter.take_window_peak() - baseline, kMiB);
@@ -238,7 +238,7 @@ TEST_F(BudgetAllocatorTest, BookkeepingIsCountedAndNeverThrows) {
   const auto kept = bytes(kMiB);
   EXPECT_NE(out_of_memory([] { bytes(64); }), "");
   {
-    const NoRefusalScope bookkeeping;
+    const BudgetExemptScope bookkeeping;
     const auto more = bytes(8192);
     EXPECT_EQ(live(), kMiB + 8192);
   }
@@ -254,7 +254,8 @@ TEST_F(BudgetAllocatorTest, StepThatRunsOutUnwindsToTheBaselineAndTheNextIsBitEq
   const auto before = counter.live();
   counter.reset_peaks();
   net->step(x);
-  const auto forward = counter.peak(Phase::kForward), backward = counter.peak(Phase::kBackward);
+  const auto forward = counter.peak(StepPhase::kForward),
+             backward = counter.peak(StepPhase::kBackward);
   ASSERT_GT(backward, forward);
   net->zero_grad();
   ASSERT_EQ(counter.live(), before);
@@ -264,7 +265,7 @@ TEST_F(BudgetAllocatorTest, StepThatRunsOutUnwindsToTheBaselineAndTheNextIsBitEq
     counter.reset_peaks();
     const auto text = out_of_memory([&] { net->step(x); });
     if (budget > forward) {
-      EXPECT_GT(counter.peak(Phase::kBackward), 0) << "not out of backward";
+      EXPECT_GT(counter.peak(StepPhase::kBackward), 0) << "not out of backward";
       // The tag is the autograd node that ran.
       EXPECT_NE(text.find("Backward0 asks for "), std::string::npos) << text;
     } else {
@@ -537,16 +538,16 @@ TEST_F(BudgetAllocatorTest, MetaTensorsGiveTheCurveOfTheCpu) {
     for (int i = 0; i < 2; ++i) {
       auto y = x;
       {
-        PhaseScope phase(Phase::kForward);
+        StepPhaseScope phase(StepPhase::kForward);
         for (size_t layer = 0; layer < weights.size(); ++layer)
           y = torch::gelu(torch::linear(y, weights[layer], biases[layer]));
         y = y.square().mean();
       }
-      PhaseScope phase(Phase::kBackward);
+      StepPhaseScope phase(StepPhase::kBackward);
       y.backward();
       curve.points.insert(curve.points.end(), {counter.live() - start, counter.peak() - start,
-                                               counter.peak(Phase::kForward) - start,
-                                               counter.peak(Phase::kBackward) - start});
+                                               counter.peak(StepPhase::kForward) - start,
+                                               counter.peak(StepPhase::kBackward) - start});
     }
     for (const auto& use : counter.largest_tags(2)) curve.tags.push_back(use.name);
     return curve;

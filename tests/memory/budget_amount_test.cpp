@@ -15,13 +15,13 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 TEST(BudgetAmountTest, HasThreeUnits) {
   EXPECT_EQ(BudgetAmount::parse("12GiB")->bytes, 12 * kGiB);
   EXPECT_EQ(BudgetAmount::parse("12GiB")->unit, Unit::kBytes);
-  EXPECT_EQ(BudgetAmount::parse("60%")->unit, Unit::kShareOfLimit);
-  EXPECT_DOUBLE_EQ(BudgetAmount::parse("60%")->share, 0.6);
+  EXPECT_EQ(BudgetAmount::parse("60%")->unit, Unit::kFractionOfLimit);
+  EXPECT_DOUBLE_EQ(BudgetAmount::parse("60%")->fraction, 0.6);
   for (const char* text : {"50% of plain", "50%  of  plain", "50%of plain"}) {
     const auto amount = BudgetAmount::parse(text);
     ASSERT_TRUE(amount) << text;
-    EXPECT_EQ(amount->unit, Unit::kShareOfPlain);
-    EXPECT_DOUBLE_EQ(amount->share, 0.5);
+    EXPECT_EQ(amount->unit, Unit::kFractionOfPlain);
+    EXPECT_DOUBLE_EQ(amount->fraction, 0.5);
   }
   for (const char* text : {"", "0", "-1GiB", "0%", "101%", "%", "a lot", "60%%", "50% plain",
                            "50% of plane", "50 % of plain", "nan%", "60% of"}) {

@@ -80,7 +80,7 @@ class Closures : public ::testing::Test {
     at::set_num_threads(1);
     torch::manual_seed(1);
     offload_.min_bytes = 1;
-    offload_.waits = true;
+    offload_.is_synchronous = true;
   }
 
   // Gradients of `leaves`, and the generator's next numbers.
@@ -263,7 +263,7 @@ TEST_F(Closures, MemoryThatItsTensorOwnsIsReadByReplays) {
   compare(loss, {x});
   AtMarks policy(Treatment::kDrop);
   gradients(loss, {x}, &policy);
-  EXPECT_EQ(report_.kept_by_need, 0);
+  EXPECT_EQ(report_.not_recomputable, 0);
   EXPECT_GT(report_.evicted, 0);
   const int before = freed;
   loss();

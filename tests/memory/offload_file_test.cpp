@@ -283,8 +283,8 @@ TEST(OffloadFileTest, KnowsHowFastItIsAndWhatItTakesOfACore) {
   EXPECT_EQ(all.bytes_read, 64 * kMiB);
   EXPECT_NEAR(speed.write, 64 * kMiB / all.write_seconds, 1e-6 * speed.write);
   EXPECT_NEAR(speed.read, 64 * kMiB / all.read_seconds, 1e-6 * speed.read);
-  EXPECT_GT(speed.compute_share, 0);
-  EXPECT_LE(speed.compute_share, 1);
+  EXPECT_GT(speed.compute_slowdown, 0);
+  EXPECT_LE(speed.compute_slowdown, 1);
   EXPECT_LE(all.cpu_seconds, all.write_seconds + all.read_seconds + 0.1);
 }
 

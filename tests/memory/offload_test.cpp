@@ -225,7 +225,8 @@ TEST(OffloadTest, AStorageIsOffloadedWithTheViewsThatLaterSegmentsMadeOfIt) {
   const auto expected = torch::autograd::grad({forward()}, {weight});
   const auto file = std::make_shared<OffloadFile>();
   Offload offload(file);
-  offload.waits = true;  // or the end of the forward would call it back before it is written
+  offload.is_synchronous =
+      true;  // or the end of the forward would call it back before it is written
   First policy({"made", "viewed", "later"});
   torch::Tensor loss;
   {

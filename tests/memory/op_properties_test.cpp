@@ -36,7 +36,7 @@ TEST(OpPropertiesTest, OpsOfLibTorchKeepTheirs) {
   EXPECT_EQ(traits_of("aten::dropout").mask_save, 0);
   EXPECT_FALSE(traits_of("aten::linear").uses_rng);
   EXPECT_EQ(traits_of("aten::linear").mask_save, -1);
-  EXPECT_TRUE(traits_of("aten::cross_entropy_loss").is_opened);
+  EXPECT_TRUE(traits_of("aten::cross_entropy_loss").is_decomposed);
   const auto x = torch::ones({3, 4}), w = torch::ones({5, 4});
   EXPECT_EQ(traits_of("aten::linear").flops({x, w}, 15), 2 * 15 * 4);
   EXPECT_EQ(traits_of("aten::addmm").flops({torch::ones({5}), x, w.t()}, 15), 2 * 15 * 4);

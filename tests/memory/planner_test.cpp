@@ -422,7 +422,7 @@ TEST(Planner, OffloadsWhereThereIsAFile) {
   SmallBert bert(/*layers=*/12, /*samples=*/8);
   Offload offload(std::make_shared<OffloadFile>());
   offload.file->measure();  // its own buffers are there
-  offload.waits = true;
+  offload.is_synchronous = true;
   KeepAll keep;
   bert.peak_of(keep);
   const auto plain = bert.gradients();
@@ -432,7 +432,7 @@ TEST(Planner, OffloadsWhereThereIsAFile) {
   // Offload makes no difference to what is measured.
   EXPECT_NEAR(static_cast<double>(keep_everything(profile).predicted_peak),
               static_cast<double>(plain_peak), 0.02 * static_cast<double>(plain_peak));
-  offload.waits = false;
+  offload.is_synchronous = false;
   offload.max_queued = 0;
 
   const OffloadFile::Speed quick{.write = 1e10, .read = 1e10}, slow{.write = 1e6, .read = 1e6};

@@ -142,7 +142,7 @@ const memory::Offload& offload() {
     auto* offload = new memory::Offload(
         std::make_shared<memory::OffloadFile>(memory::OffloadOptions{.page_cache = true}));
     offload->min_bytes = 1;
-    offload->waits = true;
+    offload->is_synchronous = true;
     return offload;
   }();
   return *to_file;

@@ -309,7 +309,7 @@ TEST_F(StockModels, CheckpointsCutWhereTheyAreNamed) {
   const auto each = step(*net, loss, &all);
   expect_equal(each, plain);
   EXPECT_EQ(each.report.segments, 7);
-  EXPECT_EQ(all.met().size(), 8U);
+  EXPECT_EQ(all.seen().size(), 8U);
   NamedCuts one({"layer.1"});
   const auto half = step(*net, loss, &one);
   expect_equal(half, plain);

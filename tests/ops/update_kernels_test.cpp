@@ -73,18 +73,18 @@ struct Oracle {
   void adam(const AdamStep& s, int64_t n) {
     for (size_t i = 0; i < size_t(n); ++i) {
       const double gradient = double(s.gradient_scale) * g[i] + double(s.l2) * w[i];
-      m[i] = double(s.beta1) * m[i] + double(s.rest1) * gradient;
-      v[i] = double(s.beta2) * v[i] + double(s.rest2) * gradient * gradient;
+      m[i] = double(s.beta1) * m[i] + double(s.one_minus_beta1) * gradient;
+      v[i] = double(s.beta2) * v[i] + double(s.one_minus_beta2) * gradient * gradient;
       const double root = double(s.root_correction) * std::sqrt(v[i]);
-      w[i] = double(s.keep) * w[i] - double(s.step) * m[i] / (root + double(s.epsilon));
+      w[i] = double(s.decay_factor) * w[i] - double(s.step) * m[i] / (root + double(s.epsilon));
     }
   }
   SquareSums lamb_moments(const LambStep& s, int64_t n) {
     SquareSums sums = {0, 0};
     for (size_t i = 0; i < size_t(n); ++i) {
       const double gradient = double(s.gradient_scale) * g[i];
-      m[i] = double(s.beta1) * m[i] + double(s.rest1) * gradient;
-      v[i] = double(s.beta2) * v[i] + double(s.rest2) * gradient * gradient;
+      m[i] = double(s.beta1) * m[i] + double(s.one_minus_beta1) * gradient;
+      v[i] = double(s.beta2) * v[i] + double(s.one_minus_beta2) * gradient * gradient;
       sums.value += w[i] * w[i];
       sums.update += lamb_update(s, i) * lamb_update(s, i);
     }
@@ -131,11 +131,11 @@ TEST(UpdateKernelsTest, EveryInstructionSetKeepsToTheFormulas) {
   const SgdStep sgd{.gradient_scale = 0.5f, .weight_decay = 0.02f, .lr = 0.3f};
   const AdamStep adam{.gradient_scale = 0.5f,
                       .l2 = 0.02f,
-                      .keep = 0.97f,
+                      .decay_factor = 0.97f,
                       .beta1 = 0.9f,
                       .beta2 = 0.95f,
-                      .rest1 = 0.125f,  // not 1 - beta1: it must be read by itself
-                      .rest2 = 0.0625f,
+                      .one_minus_beta1 = 0.125f,  // not 1 - beta1: it must be read by itself
+                      .one_minus_beta2 = 0.0625f,
                       .step = 0.3f,
                       .root_correction = 1.5f,
                       .epsilon = 1e-3f};
@@ -143,8 +143,8 @@ TEST(UpdateKernelsTest, EveryInstructionSetKeepsToTheFormulas) {
                       .weight_decay = 0.02f,
                       .beta1 = 0.9f,
                       .beta2 = 0.95f,
-                      .rest1 = 0.125f,
-                      .rest2 = 0.0625f,
+                      .one_minus_beta1 = 0.125f,
+                      .one_minus_beta2 = 0.0625f,
                       .correction = 2,
                       .root_correction = 1.5f,
                       .epsilon = 1e-3f};
@@ -238,7 +238,7 @@ TEST(UpdateKernelsTest, TakesExactlyWhatWasWrittenToTheRoundedCopy) {
         const auto before = w.clone();
         auto copy = w.to(torch::kBFloat16);
         if (written >= 0) copy[written] = -3.f;
-        const bool found = kernels->take_written(
+        const bool found = kernels->refresh_master(
             w.data_ptr<float>(), static_cast<const uint16_t*>(copy.const_data_ptr()), n);
         EXPECT_EQ(found, written >= 0) << kernels->name << " " << n << " " << written;
         for (int64_t i = 0; i < n; ++i) {

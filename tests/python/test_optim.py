@@ -103,7 +103,7 @@ def test_lars_is_that_of_timm():
     assert_close(run(a, ours), run(b, theirs), rtol=1e-4, atol=1e-5)
 
 
-def test_biases_and_norms_are_left_out_of_the_ratio():
+def test_biases_and_norms_are_excluded_from_the_ratio():
     model = nn.Linear(4, 4)
     optimizer = fleet.optim.Lars(model, lr=1.0, momentum=0.0, lars_weight_decay=0.0)
     before = model.bias.detach().clone()
@@ -184,13 +184,13 @@ def test_closures():
 
 @pytest.mark.parametrize("make", [fleet.optim.Lars, fleet.optim.Lamb])
 def test_names_of_the_guide_mean_modules_and_biases(make):
-    def left_out(**options):
+    def excluded_from_decay(**options):
         model = net()
         optimizer = make(model, lr=0.1, **options)
         (group,) = optimizer.param_groups
-        return dict(zip(group["param_names"], optimizer._left_out(group, group["params"])))
+        return dict(zip(group["param_names"], optimizer._excluded(group, group["params"])))
 
-    flags = left_out(exclude_from_weight_decay=["batch_norm", ".b_0"], rule="paper")
+    flags = excluded_from_decay(exclude_from_weight_decay=["batch_norm", ".b_0"], rule="paper")
     assert {name for name, out in flags.items() if out} == {"1.weight", "1.bias", "4.bias", "6.bias"}
     with pytest.raises(fleet.UsageError, match="'heads' is part of no trainable parameter's name"):
         make(net(), exclude_from_weight_decay=["heads"])
@@ -203,7 +203,7 @@ def test_a_norm_of_two_dimensions_is_a_norm():
     model = nn.Sequential(nn.LayerNorm((4, 4)), nn.Flatten(), nn.Linear(16, 2))
     optimizer = fleet.optim.Lamb(model)
     (group,) = optimizer.param_groups
-    assert optimizer._left_out(group, group["params"]) == [True, True, False, True]
+    assert optimizer._excluded(group, group["params"]) == [True, True, False, True]
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copied", "pickled"])

@@ -16,20 +16,20 @@
 #include "fleet/data/images/in_memory_images.h"
 #include "fleet/fleet.h"
 
-#include "tests/ranks/spoken.h"
+#include "tests/ranks/print_line.h"
 
 namespace {
 
 namespace apps = fleet::applications;
 namespace fs = std::filesystem;
 using fleet::launch::digest;
-using fleet::launch::say;
+using fleet::launch::print_line;
 
 constexpr int64_t kSamples = 13;  // of no multiple of ranks or batches
 
 // ---- once ---------------------------------------------------------------------------------------
 
-void tell(const std::string& name, int64_t key) { say(fleet::format("{} {}", name, key)); }
+void tell(const std::string& name, int64_t key) { print_line(fleet::format("{} {}", name, key)); }
 
 template <typename Loader>
 void tell_targets(const std::string& name, Loader loader) {
@@ -165,19 +165,20 @@ int own(const std::string& folder, int64_t updates) {
       fleet::optim::Momentum(net, {.lr = 0.01}),
       {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 2}});
   fleet::Snapshots snapshots(optimizer, {.snapshot_dir = folder, .save_every = 1}, data);
-  say(fleet::format("resumed {}", snapshots.resumed().value_or(0)));
+  print_line(fleet::format("resumed {}", snapshots.resumed().value_or(0)));
   while (optimizer.attempts() < updates) {
     for (const Words& batch : data) {
       const auto report =
           optimizer.minimize(batch, [&](const Words& part) { return loss_of(net, part); });
-      say(fleet::format("step {} loss {:.9g}", report.update, report.loss));
-      for (const auto& word : batch.words) say(fleet::format("word {} {}", report.update, word));
+      print_line(fleet::format("step {} loss {:.9g}", report.update, report.loss));
+      for (const auto& word : batch.words)
+        print_line(fleet::format("word {} {}", report.update, word));
       snapshots.after_update();
       if (optimizer.attempts() == updates) break;
     }
   }
   snapshots.finish();
-  say(fleet::format("digest {:016x}", digest(net->parameters())));
+  print_line(fleet::format("digest {:016x}", digest(net->parameters())));
   fleet::shutdown();
   return 0;
 }
@@ -190,7 +191,7 @@ int before_init(const std::string& kind) {
   } else {
     fleet::DataLoader(std::make_shared<Letters>(), {.batch_size = 2});
   }
-  say("made");
+  print_line("made");
   return 0;
 }
 

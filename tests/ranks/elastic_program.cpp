@@ -19,12 +19,12 @@
 #include "fleet/core/text/format.h"
 #include "fleet/fleet.h"
 
-#include "tests/ranks/spoken.h"
+#include "tests/ranks/print_line.h"
 
 namespace {
 
 using fleet::launch::digest;
-using fleet::launch::say;
+using fleet::launch::print_line;
 
 struct Options {
   int64_t step_ms = 10;
@@ -92,12 +92,12 @@ std::unique_ptr<fleet::optim::Optimizer> make_optimizer(torch::nn::Sequential& n
       net, fleet::optim::MomentumOptions{.lr = config.lr, .momentum = config.momentum});
 }
 
-void say_updates(const torch::Tensor& updates) {
+void print_updates(const torch::Tensor& updates) {
   std::string text = "updates of parameters";
   for (int64_t i = 0; i < updates.numel(); ++i) {
     text += fleet::format(" {}", updates[i].item<double>());
   }
-  say(text);
+  print_line(text);
 }
 
 int body(int argc, char** argv) {
@@ -108,7 +108,7 @@ int body(int argc, char** argv) {
   const auto config = fleet::parse_train_configs(
       argc, argv, own, defaults,
       {.reads = {"lr", "momentum", "batch_size", "epochs", "snapshots"}});
-  say(fleet::format("pid {}", ::getpid()));
+  print_line(fleet::format("pid {}", ::getpid()));
   fleet::init();
   torch::manual_seed(3);
   torch::nn::Sequential net(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 4));
@@ -134,17 +134,17 @@ int body(int argc, char** argv) {
   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs && !is_over; ++epoch) {
     for (const auto& batch : data.epoch(epoch)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(own.step_ms));
-      const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
-        return torch::mse_loss(net->forward(part.data), part.target);
+      const auto report = optimizer.minimize(batch, [&](const fleet::Batch& micro_batch) {
+        return torch::mse_loss(net->forward(micro_batch.data), micro_batch.target);
       });
       if (second) {
-        second->minimize(batch, [&](const fleet::Batch& part) {
-          return torch::mse_loss(linear->forward(part.data), part.target);
+        second->minimize(batch, [&](const fleet::Batch& micro_batch) {
+          return torch::mse_loss(linear->forward(micro_batch.data), micro_batch.target);
         });
       }
       if (report.synced) {
         ++averages;
-        say(fleet::format("update {} of epoch {} at {:.4f}", report.update, epoch, now_s()));
+        print_line(fleet::format("update {} of epoch {} at {:.4f}", report.update, epoch, now_s()));
       }
       snapshots.after_update();
     }
@@ -155,12 +155,12 @@ int body(int argc, char** argv) {
   }
   snapshots.finish();
   fleet::shutdown();
-  if (own.adam) say_updates(optimizer.optimizer().span_updates());
-  say(fleet::format("averages {}", averages));
+  if (own.adam) print_updates(optimizer.optimizer().span_updates());
+  print_line(fleet::format("averages {}", averages));
   auto parameters = net->parameters();
   if (second) parameters.push_back(linear->weight);
-  say(fleet::format("digest {:016x}", digest(parameters)));
-  say(fleet::format("loss {:.6f}", loss_of_all(net)));
+  print_line(fleet::format("digest {:016x}", digest(parameters)));
+  print_line(fleet::format("loss {:.6f}", loss_of_all(net)));
   return 0;
 }
 

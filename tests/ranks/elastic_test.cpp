@@ -13,8 +13,8 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/ranks/rank_history.h"
 #include "tests/ranks/ranks.h"
-#include "tests/ranks/story.h"
 #include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/support/two_hosts.h"
@@ -32,16 +32,16 @@ class Training : public Launched {
            const Words& variables = {"FLEET_TIMEOUT_S=20"})
       : Launched(words(ranks, arguments, flags), with(variables)), ranks_(ranks) {}
 
-  Story story(int rank) const { return Story::in(log(rank)); }
+  RankHistory history(int rank) const { return RankHistory::in(log(rank)); }
   int ranks() const { return ranks_; }
 
   /// Until `rank` has made so many averages in all, or in its last process.
   bool has_averaged(int rank, size_t times) const {
-    return eventually([&] { return story(rank).updates.size() >= times; }, 60s);
+    return eventually([&] { return history(rank).updates.size() >= times; }, 60s);
   }
   bool trains_again(int rank, size_t pids) const {
-    return eventually([&] { return story(rank).pids.size() >= pids && story(rank).is_training(); },
-                      60s);
+    return eventually(
+        [&] { return history(rank).pids.size() >= pids && history(rank).is_training(); }, 60s);
   }
   /// Until all average; one that was killed just now, or was declared lost and wakes up, does not.
   bool all_train() const {
@@ -49,21 +49,21 @@ class Training : public Launched {
     return eventually(
         [&] {
           for (int rank = 0; rank < ranks_; ++rank) {
-            const auto told = story(rank);
+            const auto told = history(rank);
             if (!told.is_training() || !told.next_update_after(soon)) return false;
           }
           return true;
         },
         60s);
   }
-  void send_to(int rank, int signal) const { ::kill(story(rank).pids.back(), signal); }
+  void send_to(int rank, int signal) const { ::kill(history(rank).pids.back(), signal); }
 
   /// The first average of `rank` after it has said that `lost` is gone; nothing: not yet.
-  std::optional<Story::Update> first_without(int lost, int rank) const {
+  std::optional<RankHistory::Update> first_without(int lost, int rank) const {
     const auto text = log(rank);
     const auto said = text.find(format("[elastic] warning: rank {} is lost: ", lost));
     if (said == text.npos) return std::nullopt;
-    const auto afterwards = Story::in(text.substr(said)).updates;
+    const auto afterwards = RankHistory::in(text.substr(said)).updates;
     return afterwards.empty() ? std::nullopt : std::optional(afterwards.front());
   }
 
@@ -82,11 +82,11 @@ class Training : public Launched {
 constexpr double kLearned = 0.05;  // an undisturbed run of 4 epochs gets below it; it begins at 0.7
 
 void expect_same_and_learned(const Training& training) {
-  const auto first = training.story(0);
+  const auto first = training.history(0);
   EXPECT_GE(first.loss, 0) << training.output();
   EXPECT_LT(first.loss, kLearned);
   for (int rank = 1; rank < training.ranks(); ++rank) {
-    EXPECT_EQ(training.story(rank).digest, first.digest) << "rank " << rank;
+    EXPECT_EQ(training.history(rank).digest, first.digest) << "rank " << rank;
   }
 }
 
@@ -99,7 +99,7 @@ TEST(ElasticTest, UndisturbedJobSaysNothingOfIt) {
   ASSERT_EQ(training.wait(60s), 0) << training.output();
   expect_same_and_learned(training);
   EXPECT_EQ(training.log(0).find("[elastic]"), std::string::npos);
-  EXPECT_EQ(noise(training.log(0)) + noise(training.log(1)), "");
+  EXPECT_EQ(unexpected_lines(training.log(0)) + unexpected_lines(training.log(1)), "");
 }
 
 class KilledElasticTest : public testing::TestWithParam<int> {};
@@ -117,12 +117,12 @@ TEST_P(KilledElasticTest, IsNotWaitedForAndComesBack) {
   // Had the other one waited, its next average would have been one with the rank that came back.
   const auto alone = training.first_without(victim, other);
   ASSERT_TRUE(alone) << training.log(other);
-  const auto back = training.story(victim);
+  const auto back = training.history(victim);
   EXPECT_LT(alone->number, back.updates.at(back.updates_before).number) << both_logs(training);
   expect_same_and_learned(training);
   EXPECT_EQ(after(training.log(victim), "averages"), after(training.log(other), "averages"))
       << "a value of the program's own";
-  EXPECT_EQ(training.story(other).pids.size(), 1u) << "no process was lost but the one";
+  EXPECT_EQ(training.history(other).pids.size(), 1u) << "no process was lost but the one";
   EXPECT_TRUE(says(training.log(other),
                    format("[elastic] warning: rank {} is lost: rank {} continues", victim, other)));
   EXPECT_TRUE(says(training.log(0) + training.log(1),
@@ -177,8 +177,8 @@ TEST(ElasticTest, RankThatIsGoneForGoodIsNotNeeded) {
   ASSERT_TRUE(training.has_averaged(1, 3)) << training.output();
   training.send_to(1, SIGKILL);
   ASSERT_EQ(training.wait(60s), 0) << training.output();
-  EXPECT_EQ(training.story(0).digest, training.story(2).digest);
-  EXPECT_LT(training.story(0).loss, kLearned);
+  EXPECT_EQ(training.history(0).digest, training.history(2).digest);
+  EXPECT_LT(training.history(0).loss, kLearned);
   EXPECT_TRUE(says(training.output(), "the others continue without it",
                    "[elastic] warning: rank 1 is lost: ranks 0 2 continue"));
 }
@@ -272,7 +272,7 @@ TEST(ElasticTest, FewerThanMinRanksStartAgainFromTheLastSnapshot) {
 TEST(ElasticTest, LossBeforeLocalSgdBeginsStartsAllAgain) {
   // Which it never does: whenever the rank is killed, gradients are summed.
   Training training(2, {"--epochs=3", "--localsgd_configs.begin_step=1000000"});
-  ASSERT_TRUE(eventually([&] { return training.story(1).pids.size() == 1; }, 60s));
+  ASSERT_TRUE(eventually([&] { return training.history(1).pids.size() == 1; }, 60s));
   ASSERT_TRUE(eventually(
       [&] { return training.log(0).find("DistributedStrategy") != std::string::npos; }, 60s));
   training.send_to(1, SIGKILL);
@@ -311,16 +311,19 @@ TEST(ElasticTest, RanksOfAnotherHostAreLostAndComeBack) {
         hosts.on(host));
   };
   const auto first = start(0), second = start(1);
-  const auto story = [&](int host) { return Story::in((host == 0 ? *first : *second).log(host)); };
-  ASSERT_TRUE(eventually([&] { return story(1).updates.size() > 2; }, 60s)) << first->output();
-  ::kill(story(1).pids.back(), SIGKILL);
-  ASSERT_TRUE(eventually([&] { return story(1).pids.size() == 2 && story(1).is_training(); }, 60s))
+  const auto history = [&](int host) {
+    return RankHistory::in((host == 0 ? *first : *second).log(host));
+  };
+  ASSERT_TRUE(eventually([&] { return history(1).updates.size() > 2; }, 60s)) << first->output();
+  ::kill(history(1).pids.back(), SIGKILL);
+  ASSERT_TRUE(
+      eventually([&] { return history(1).pids.size() == 2 && history(1).is_training(); }, 60s))
       << first->output() << second->output();
   std::ofstream(end) << "now";
   ASSERT_EQ(first->wait(60s), 0) << first->output();
   ASSERT_EQ(second->wait(60s), 0) << second->output();
-  EXPECT_EQ(story(0).digest, story(1).digest);
-  EXPECT_EQ(story(0).pids.size(), 1u);
+  EXPECT_EQ(history(0).digest, history(1).digest);
+  EXPECT_EQ(history(0).pids.size(), 1u);
 }
 
 // All ranks refuse alike, but the first to end may take the other with it.
@@ -350,7 +353,7 @@ int64_t number_from(const char* variable, int64_t otherwise) {
 // longer; another fate by FLEET_SOAK_SEED.
 class ElasticSoakTest : public testing::TestWithParam<int> {};
 
-constexpr int kLeastFaults = 6;
+constexpr int kMinFaults = 6;
 constexpr int64_t kEpochsAfterwards = 8;
 
 TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
@@ -371,12 +374,12 @@ TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
   ASSERT_TRUE(training.has_averaged(0, 2)) << training.output();
   const auto deadline = Clock::now() + length;
   int kills = 0, stops = 0;
-  while (kills + stops < kLeastFaults || Clock::now() < deadline) {
+  while (kills + stops < kMinFaults || Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(draw(50, 1500)));
     ASSERT_FALSE(is_gone(training.pid())) << both_logs(training);
     std::vector<int> there;
     for (int rank = 0; rank < ranks; ++rank) {
-      if (training.story(rank).is_training()) there.push_back(rank);
+      if (training.history(rank).is_training()) there.push_back(rank);
     }
     if (there.size() < 2) continue;  // somebody has to know the state
     const int victim = there[static_cast<size_t>(draw(0, static_cast<int>(there.size()) - 1))];
@@ -391,15 +394,16 @@ TEST_P(ElasticSoakTest, ConvergesWhateverHappensToItsRanks) {
     }
   }
   EXPECT_TRUE(training.all_train()) << both_logs(training);
-  const auto recovered = training.story(0).updates.back().epoch;
+  const auto recovered = training.history(0).updates.back().epoch;
   EXPECT_TRUE(eventually(
-      [&] { return training.story(0).updates.back().epoch > recovered + kEpochsAfterwards; }, 60s));
+      [&] { return training.history(0).updates.back().epoch > recovered + kEpochsAfterwards; },
+      60s));
   std::ofstream(end) << "now";
   ASSERT_EQ(training.wait(90s), 0) << both_logs(training);
   expect_same_and_learned(training);
   Training undisturbed(ranks, {format("--epochs={}", kEpochsAfterwards), "--step_ms=0"});
   ASSERT_EQ(undisturbed.wait(90s), 0) << undisturbed.output();
-  EXPECT_LT(training.story(0).loss, 2 * undisturbed.story(0).loss + 0.005)
+  EXPECT_LT(training.history(0).loss, 2 * undisturbed.history(0).loss + 0.005)
       << "whatever happened to it before, it learns from there as well as from the start";
   RecordProperty("kills", kills);
   RecordProperty("stops", stops);

@@ -46,7 +46,7 @@ TEST_P(KilledRankTest, IsNamedByItsPeerAndByFleetrun) {
       matches(error_in(training.log(survivor)),
               kWhileReducing + format(R"(rank {} \([^,]+, pid {}\) has ended\n)", victim, pid)))
       << training.log(survivor);
-  EXPECT_EQ(noise(training.log(victim)), "");
+  EXPECT_EQ(unexpected_lines(training.log(victim)), "");
   EXPECT_TRUE(says(
       training.output(),
       format("error: [fleetrun] rank {} (pid {}) was ended by signal 9 (SIGKILL", victim, pid)));
@@ -280,7 +280,7 @@ TEST_F(TwoHostsTest, TrainTogether) {
   EXPECT_EQ(second.wait(), 0) << second.output();
   EXPECT_FALSE(after(first.log(0), "digest").empty()) << first.log(0);
   EXPECT_EQ(after(first.log(0), "digest"), after(second.log(1), "digest"));
-  EXPECT_EQ(noise(first.log(0)) + noise(second.log(1)), "");
+  EXPECT_EQ(unexpected_lines(first.log(0)) + unexpected_lines(second.log(1)), "");
 }
 
 TEST_F(TwoHostsTest, LostLinkIsAnErrorOnBothSides) {

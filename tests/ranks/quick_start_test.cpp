@@ -225,7 +225,7 @@ TEST_F(QuickStartTest, TwoRanksLearnAndSaySo) {
   ASSERT_NE(at, text.npos);
   EXPECT_GT(std::stod(text.substr(at + 6)), 60) << "ten kinds: guessing gives 10 %";
   EXPECT_EQ(training.log(1), "") << "rank 0 speaks for all";
-  EXPECT_EQ(noise(training.log(0)), "");
+  EXPECT_EQ(unexpected_lines(training.log(0)), "");
 }
 
 TEST_F(QuickStartTest, MissingDataNamesThePackage) {

@@ -29,13 +29,13 @@
 
 #include "fleet/fleet.h"
 
-#include "tests/ranks/spoken.h"
+#include "tests/ranks/print_line.h"
 
 namespace {
 
 using namespace std::chrono_literals;
 using fleet::launch::digest;
-using fleet::launch::say;
+using fleet::launch::print_line;
 
 constexpr int64_t kGlobalBatch = 32;
 
@@ -48,7 +48,7 @@ struct Fault {
 int number(const char* text) { return std::atoi(text); }
 
 void meet(const Fault& fault) {
-  say(fleet::format("meets {}", fault.kind));
+  print_line(fleet::format("meets {}", fault.kind));
   if (fault.kind == "kill") ::raise(SIGKILL);
   if (fault.kind == "stop") ::raise(SIGSTOP);
   if (fault.kind == "throw") throw fleet::Error("app", "sample 7 is not a picture", "remove it");
@@ -72,7 +72,7 @@ struct ShutdownGuard {
 };
 
 int train(int64_t steps, const Fault& fault, int64_t steps_of_rank_1 = -1) {
-  say(fleet::format("pid {}", ::getpid()));
+  print_line(fleet::format("pid {}", ::getpid()));
   fleet::init();
   const ShutdownGuard shutdown_guard;  // also when this rank throws
   torch::manual_seed(static_cast<uint64_t>(fleet::worker_index()) + 1);  // rank 0's weights win
@@ -86,16 +86,16 @@ int train(int64_t steps, const Fault& fault, int64_t steps_of_rank_1 = -1) {
       return torch::mse_loss(net->forward(batch.data), batch.target);
     });
     if (fleet::is_first_worker() || step == 0) {
-      say(fleet::format("step {} loss {:.9g}", step, report.loss));
+      print_line(fleet::format("step {} loss {:.9g}", step, report.loss));
     }
   }
   if (steps_of_rank_1 >= 0) fleet::shutdown();  // whose error is to be heard
-  say(fleet::format("digest {:016x}", digest(net->parameters())));
+  print_line(fleet::format("digest {:016x}", digest(net->parameters())));
   return 0;
 }
 
 int sums(const Fault& fault) {
-  say(fleet::format("pid {}", ::getpid()));
+  print_line(fleet::format("pid {}", ::getpid()));
   fleet::init();
   const ShutdownGuard shutdown_guard;
   for (int64_t call = 0; call < 600; ++call) {
@@ -106,7 +106,7 @@ int sums(const Fault& fault) {
     const auto expected = static_cast<double>(call * fleet::worker_num());
     if (numbers[15].item<double>() != expected) throw fleet::Error("app", "a wrong sum");
   }
-  say("all sums");
+  print_line("all sums");
   return 0;
 }
 
@@ -125,7 +125,7 @@ int plan_only() {
   for (int64_t step = 0; step < 40; ++step) {
     const bool is_other = fleet::worker_index() == 1 && step >= 2;
     const auto data = torch::ones({is_other ? 96 : 64, 8});
-    say(fleet::format("step {}", step));
+    print_line(fleet::format("step {}", step));
     optimizer.minimize(fleet::Batch{data, data}, [&](const fleet::Batch& batch) {
       return net->forward(batch.data).square().mean();
     });
@@ -154,8 +154,8 @@ int local_log(const std::string& file) {
     }
     if (fleet::worker_index() == 0 && step == kInterval - 1) std::ofstream(file) << "here";
     const auto batch = share(step);
-    const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
-      return torch::mse_loss(net->forward(part.data), part.target);
+    const auto report = optimizer.minimize(batch, [&](const fleet::Batch& micro_batch) {
+      return torch::mse_loss(net->forward(micro_batch.data), micro_batch.target);
     });
     acc1.add(0.5, static_cast<double>(batch.size()));
     log.step(report, acc1, acc5);
@@ -169,15 +169,15 @@ int calls() {
   fleet::init();
   std::string endpoints;
   for (const auto& endpoint : fleet::worker_endpoints()) endpoints += " " + endpoint;
-  say(fleet::format("rank {} of {}, local {} of {}, first {}, endpoints{}", fleet::worker_index(),
-                    fleet::worker_num(), fleet::local_worker_index(), fleet::local_worker_num(),
-                    fleet::is_first_worker(), endpoints));
+  print_line(fleet::format("rank {} of {}, local {} of {}, first {}, endpoints{}",
+                           fleet::worker_index(), fleet::worker_num(), fleet::local_worker_index(),
+                           fleet::local_worker_num(), fleet::is_first_worker(), endpoints));
   fleet::barrier_worker();
   const auto counts = torch::tensor({int64_t{1}, int64_t{10} + fleet::worker_index()});
   fleet::all_reduce_sum(counts);
-  say(fleet::format("sums {} {}", counts[0].item<int64_t>(), counts[1].item<int64_t>()));
+  print_line(fleet::format("sums {} {}", counts[0].item<int64_t>(), counts[1].item<int64_t>()));
   fleet::shutdown();
-  say(fleet::format("joined {}", fleet::is_initialized()));
+  print_line(fleet::format("joined {}", fleet::is_initialized()));
   return 0;
 }
 
@@ -204,7 +204,7 @@ int budget() {
   fleet::MemoryBudget budget({.budget = "10%"});
   const auto weight = torch::ones({4}).requires_grad_();
   budget.step([&] { return weight.square().sum(); });
-  say(fleet::format("granted {}", budget.report().budget));
+  print_line(fleet::format("granted {}", budget.report().budget));
   return 0;
 }
 

@@ -30,7 +30,7 @@ std::map<int, double> losses(const std::string& log) {
   return found;
 }
 
-std::string noise(const std::string& log) {
+std::string unexpected_lines(const std::string& log) {
   std::string found;
   std::istringstream lines(log);
   for (std::string line; std::getline(lines, line);) {

@@ -42,7 +42,7 @@ std::string after(const std::string& log, const std::string& word);
 std::map<int, double> losses(const std::string& log);
 
 /// Lines of a log that a run without accidents does not have: warnings, errors, connections closed.
-std::string noise(const std::string& log);
+std::string unexpected_lines(const std::string& log);
 
 /// The first line that starts with "error:", and the indented ones that belong to it.
 std::string error_in(const std::string& log);

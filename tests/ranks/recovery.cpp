@@ -5,7 +5,7 @@
 
 namespace fleet::launch {
 
-std::string undisturbed_digest(int ranks, const Words& arguments) {
+std::string reference_digest(int ranks, const Words& arguments) {
   Launched run(recovery_job(ranks, "", arguments), with({"OMP_NUM_THREADS=1"}));
   EXPECT_EQ(run.wait(std::chrono::seconds(60)), 0) << run.output();
   const auto digest = after(run.log(0), "digest");

@@ -21,6 +21,6 @@ inline Words recovery_job(int ranks, const std::filesystem::path& dir, const Wor
 }
 
 /// What a run of it ends with that nothing disturbs.
-std::string undisturbed_digest(int ranks, const Words& arguments = {});
+std::string reference_digest(int ranks, const Words& arguments = {});
 
 }  // namespace fleet::launch

@@ -16,11 +16,11 @@
 #include "fleet/data/images/in_memory_images.h"
 #include "fleet/fleet.h"
 
-#include "tests/ranks/spoken.h"
+#include "tests/ranks/print_line.h"
 
 namespace {
 
-using fleet::launch::say;
+using fleet::launch::print_line;
 namespace nn = torch::nn;
 
 constexpr int64_t kGlobalBatch = 32;
@@ -57,7 +57,7 @@ void fill_disk_of(const std::filesystem::path& folder) {
 }
 
 void meet(const std::string& fault, const std::filesystem::path& folder) {
-  say("meets " + fault);
+  print_line("meets " + fault);
   if (fault == "fill") fill_disk_of(folder);
   if (fault == "kill") ::raise(SIGKILL);
   if (fault == "stop") ::raise(SIGSTOP);
@@ -81,7 +81,7 @@ int body(int argc, char** argv) {
                                                  {.reads = {"lr", "epochs", "seed", "snapshots"}});
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const bool is_first_attempt = attempt == nullptr || attempt == std::string("0");
-  say(fleet::format("pid {}", ::getpid()));
+  print_line(fleet::format("pid {}", ::getpid()));
   fleet::init();
   const int rank = fleet::worker_index(), ranks = fleet::worker_num();
   fleet::DataLoader data(make_data(), {.batch_size = kGlobalBatch / ranks, .seed = config.seed});
@@ -91,7 +91,7 @@ int body(int argc, char** argv) {
   auto optimizer = fleet::distributed_optimizer(
       fleet::optim::Momentum(net, {.lr = config.lr, .momentum = 0.9}), config.strategy);
   fleet::Snapshots snapshots(optimizer, config.snapshots, data);
-  say(fleet::format("resumed {}", snapshots.resumed().value_or(0)));
+  print_line(fleet::format("resumed {}", snapshots.resumed().value_or(0)));
 
   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {
     for (const auto& batch : data.epoch(epoch)) {
@@ -101,17 +101,17 @@ int body(int argc, char** argv) {
       }
       const bool is_slow = rank == own.slow_rank && step <= own.slow_until;
       std::this_thread::sleep_for(std::chrono::milliseconds(own.update_ms * (is_slow ? 4 : 1)));
-      const auto report = optimizer.minimize(batch, [&](const fleet::Batch& part) {
-        return nn::functional::cross_entropy(net->forward(part.data), part.target);
+      const auto report = optimizer.minimize(batch, [&](const fleet::Batch& micro_batch) {
+        return nn::functional::cross_entropy(net->forward(micro_batch.data), micro_batch.target);
       });
-      say(fleet::format("step {} loss {:.9g}", step, report.loss));
+      print_line(fleet::format("step {} loss {:.9g}", step, report.loss));
       snapshots.after_update();
     }
     optimizer.end_epoch();
     snapshots.after_epoch();
   }
   snapshots.finish();
-  say(fleet::format("digest {:016x}", fleet::launch::digest(net->parameters())));
+  print_line(fleet::format("digest {:016x}", fleet::launch::digest(net->parameters())));
   fleet::shutdown();
   return 0;
 }

@@ -46,7 +46,7 @@ TEST_P(RestartTest, EndsWithTheBitsOfAnUndisturbedRun) {
   EXPECT_TRUE(says(text, format("[fleetrun] warning: rank {} (pid ", accident.rank), accident.said,
                    ": restart 1 of 2", "[snapshot] resumes after update "));
   EXPECT_EQ(text.find("restart 2 of 2"), text.npos) << text;
-  EXPECT_EQ(after(run.log(0), "digest"), undisturbed_digest(2, accident.strategy));
+  EXPECT_EQ(after(run.log(0), "digest"), reference_digest(2, accident.strategy));
 }
 
 const Words kLocalSgd = {"--localsgd", "--localsgd_configs.k_steps=4"};
@@ -141,7 +141,7 @@ TEST_F(TwoHostsRecoveryTest, ItsPlaceIsKeptUntilItComesBack) {
   EXPECT_EQ(first->wait(kPatience), 0) << first->output();
   EXPECT_EQ(second->wait(kPatience), 0) << second->output();
   EXPECT_TRUE(says(first->output(), "resumes after update 1"));
-  EXPECT_EQ(after(first->log(0), "digest"), undisturbed_digest(2));
+  EXPECT_EQ(after(first->log(0), "digest"), reference_digest(2));
 }
 
 TEST_F(TwoHostsRecoveryTest, ACutLinkIsMendedByStartingThatNodeAgain) {
@@ -154,7 +154,7 @@ TEST_F(TwoHostsRecoveryTest, ACutLinkIsMendedByStartingThatNodeAgain) {
   second = start(1);
   EXPECT_EQ(first->wait(kPatience), 0) << first->output();
   EXPECT_EQ(second->wait(kPatience), 0) << second->output();
-  EXPECT_EQ(after(first->log(0), "digest"), undisturbed_digest(2));
+  EXPECT_EQ(after(first->log(0), "digest"), reference_digest(2));
 }
 
 TEST_F(TwoHostsRecoveryTest, SigtermOnOneOfThemStopsBothInOrder) {
@@ -167,7 +167,7 @@ TEST_F(TwoHostsRecoveryTest, SigtermOnOneOfThemStopsBothInOrder) {
   first = start(0), second = start(1);
   EXPECT_EQ(first->wait(kPatience), 0) << first->output();
   EXPECT_EQ(second->wait(kPatience), 0) << second->output();
-  EXPECT_EQ(after(first->log(0), "digest"), undisturbed_digest(2));
+  EXPECT_EQ(after(first->log(0), "digest"), reference_digest(2));
 }
 
 }  // namespace

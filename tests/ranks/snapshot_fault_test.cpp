@@ -34,8 +34,8 @@ TEST(SnapshotFaultTest, SecondRunInAFolderIsRefusedAndTheFirstDoesNotNotice) {
   EXPECT_EQ(second.output().find("restart 1"), std::string::npos) << second.output();
   EXPECT_TRUE(losses(second.log(0)).empty());
   ASSERT_EQ(first.wait(kFaultLimit), 0) << first.output();
-  EXPECT_EQ(after(first.log(0), "digest"), undisturbed_digest(2));
-  EXPECT_EQ(noise(first.log(0)), "");
+  EXPECT_EQ(after(first.log(0), "digest"), reference_digest(2));
+  EXPECT_EQ(unexpected_lines(first.log(0)), "");
 }
 
 TEST(SnapshotFaultTest, RestartedJobIsNotRefusedByItsOwnPast) {
@@ -44,7 +44,7 @@ TEST(SnapshotFaultTest, RestartedJobIsNotRefusedByItsOwnPast) {
                             {"--max_restarts=1"}),
                kFaultThreads);
   ASSERT_EQ(run.wait(kFaultLimit), 0) << run.output();
-  EXPECT_EQ(after(run.log(0), "digest"), undisturbed_digest(2));
+  EXPECT_EQ(after(run.log(0), "digest"), reference_digest(2));
   EXPECT_EQ(run.output().find("in use by another run"), std::string::npos) << run.output();
 }
 
@@ -61,7 +61,7 @@ TEST(SnapshotFaultTest, RankZeroSaysWhatWasWrittenAndWhatARankFoundDamaged) {
                                      " is not used: rank 1: " + (newest / "rank-1.json").string() +
                                      ": it is damaged"));
   EXPECT_EQ(after(again.log(0), "resumed"), "15");
-  EXPECT_EQ(after(again.log(0), "digest"), undisturbed_digest(2));
+  EXPECT_EQ(after(again.log(0), "digest"), reference_digest(2));
 }
 
 /// A disk of its own for one shell script, where this machine allows it.
@@ -112,7 +112,7 @@ TEST_F(SmallDiskTest, FullDiskEndsTheTrainingAndWhatWasSavedIsResumed) {
                    "No space left on device", "code 1", "step-00000010", "\nresumed 10\n"));
   const auto healed = said.substr(said.find("\nresumed 10\n"));
   EXPECT_TRUE(says(healed, "code 0"));
-  EXPECT_EQ(after(healed, "digest"), undisturbed_digest(1));
+  EXPECT_EQ(after(healed, "digest"), reference_digest(1));
 }
 
 }  // namespace

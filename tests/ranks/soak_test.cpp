@@ -9,7 +9,7 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
-#include "tests/ranks/disturber.h"
+#include "tests/ranks/fault_injector.h"
 #include "tests/ranks/recovery.h"
 
 namespace fleet::launch {
@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLeastFaults = 3;
+constexpr int kMinFaults = 3;
 
 double number_from(const char* variable, double fallback) {
   const char* text = std::getenv(variable);
@@ -39,7 +39,7 @@ TEST_P(SoakTest, RestartsEndWithTheBitsOfAnUndisturbedRun) {
   const auto& setup = GetParam();
   auto arguments = setup.strategy;
   arguments.insert(arguments.end(), {"--epochs=24", "--update_ms=20"});
-  const auto expected = undisturbed_digest(setup.ranks, arguments);
+  const auto expected = reference_digest(setup.ranks, arguments);
   const auto deadline =
       Clock::now() + std::chrono::duration<double>(number_from("FLEET_SOAK_S", 80) / 2);
   auto seed = static_cast<uint64_t>(number_from("FLEET_SOAK_SEED", 1));
@@ -48,11 +48,11 @@ TEST_P(SoakTest, RestartsEndWithTheBitsOfAnUndisturbedRun) {
     Launched run(recovery_job(setup.ranks, dir.path(), arguments,
                               {"--max_restarts=1000", "--peer_timeout_s=2"}),
                  with({"OMP_NUM_THREADS=1"}));
-    Disturber disturber(run, setup.ranks, seed);
+    FaultInjector fault_injector(run, setup.ranks, seed);
     int faults = 0;
     // Each job meets some, however late it begins; it takes longer than the first pause.
-    while ((faults < kLeastFaults || Clock::now() < deadline) && disturber.disturb()) ++faults;
-    const auto told = format("seed {}, {} faults:\n{}", seed, faults, disturber.history());
+    while ((faults < kMinFaults || Clock::now() < deadline) && fault_injector.inject()) ++faults;
+    const auto told = format("seed {}, {} faults:\n{}", seed, faults, fault_injector.history());
     std::printf("%s: %s", setup.name.c_str(), told.c_str());
     ASSERT_EQ(run.wait(120s), 0) << told << run.output();
     EXPECT_GT(faults, 0) << "the job ended before the first: nothing was shown\n" << run.output();

@@ -11,11 +11,11 @@
 
 #include "fleet/fleet.h"
 
-#include "tests/ranks/spoken.h"
+#include "tests/ranks/print_line.h"
 
 namespace {
 
-using fleet::launch::say;
+using fleet::launch::print_line;
 namespace nn = torch::nn;
 
 struct Curve : fleet::Dataset {
@@ -29,7 +29,7 @@ struct Curve : fleet::Dataset {
 
 int body(int argc, char** argv) {
   const auto config = fleet::parse_train_configs(argc, argv, {.lr = 0.02, .epochs = 12});
-  say(fleet::format("pid {}", ::getpid()));
+  print_line(fleet::format("pid {}", ::getpid()));
   fleet::init();
   const int rank = fleet::worker_index(), ranks = fleet::worker_num();
   fleet::DataLoader data(
@@ -50,7 +50,7 @@ int body(int argc, char** argv) {
       {.optimizers = {{"generator", &g}, {"discriminator", &d}},
        .data = data,
        .values = {{"best_loss", &best_loss}, {"patience", &patience}, {"sums", &sums}}});
-  say(fleet::format("resumed {}", snapshots.resumed().value_or(0)));
+  print_line(fleet::format("resumed {}", snapshots.resumed().value_or(0)));
 
   const auto is_real = [&](const torch::Tensor& points, double target) {
     const auto scores = discriminator->forward(points);
@@ -60,17 +60,18 @@ int body(int argc, char** argv) {
   const auto make = [&](int64_t count) { return generator->forward(torch::randn({count, 8})); };
   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {
     for (const auto& batch : data.epoch(epoch)) {
-      const auto told = d.minimize(batch, [&](const fleet::Batch& part) {
-        return is_real(part.data, 1) + is_real(make(part.size()).detach(), 0);
+      const auto told = d.minimize(batch, [&](const fleet::Batch& micro_batch) {
+        return is_real(micro_batch.data, 1) + is_real(make(micro_batch.size()).detach(), 0);
       });
       for (auto& parameter : discriminator->parameters()) parameter.requires_grad_(false);
-      const auto made = g.minimize(
-          batch, [&](const fleet::Batch& part) { return is_real(make(part.size()), 1); });
+      const auto made = g.minimize(batch, [&](const fleet::Batch& micro_batch) {
+        return is_real(make(micro_batch.size()), 1);
+      });
       for (auto& parameter : discriminator->parameters()) parameter.requires_grad_(true);
       patience = made.loss < best_loss ? 0 : patience + 1;
       best_loss = std::min(best_loss, made.loss);
       sums += torch::tensor({told.loss, made.loss}, torch::kDouble);
-      say(fleet::format("step {} loss {:.9g}", made.update, made.loss));
+      print_line(fleet::format("step {} loss {:.9g}", made.update, made.loss));
       snapshots.after_update();
     }
     g.end_epoch();
@@ -84,7 +85,7 @@ int body(int argc, char** argv) {
         std::vector<torch::Tensor>{sums, torch::tensor({best_loss, double(patience)})}}) {
     all.insert(all.end(), list.begin(), list.end());
   }
-  say(fleet::format("digest {:016x}", fleet::launch::digest(all)));
+  print_line(fleet::format("digest {:016x}", fleet::launch::digest(all)));
   fleet::shutdown();
   return 0;
 }

@@ -27,7 +27,7 @@ TEST(WorldTest, AnyNumberOfRanksTrainsAlike) {
     EXPECT_EQ(digest.size(), 16U) << training.log(0);
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(after(training.log(rank), "digest"), digest) << "rank " << rank;
-      EXPECT_EQ(noise(training.log(rank)), "") << "rank " << rank;
+      EXPECT_EQ(unexpected_lines(training.log(rank)), "") << "rank " << rank;
     }
     const auto curve = losses(training.log(0));
     ASSERT_EQ(curve.size(), 20U) << training.log(0);
@@ -49,7 +49,7 @@ TEST(WorldTest, RanksKnowThemselvesAndEachOther) {
                                  rank, rank, rank == 0)));
     EXPECT_EQ(endpoints, ranks.log(0).substr(ranks.log(0).find("endpoints ")));
     EXPECT_TRUE(says(log, "\nsums 2 21\n", "\njoined false\n"));
-    EXPECT_EQ(noise(log), "");
+    EXPECT_EQ(unexpected_lines(log), "");
   }
 }
 
@@ -76,7 +76,7 @@ TEST(WorldTest, RanksEndTogetherWhenTheLastOfThemHasItsPlan) {
     return log.substr(log.rfind("\nstep ") + 1, 8);
   };
   EXPECT_EQ(steps(0), steps(1));
-  EXPECT_EQ(noise(ranks.log(0)) + noise(ranks.log(1)), "");
+  EXPECT_EQ(unexpected_lines(ranks.log(0)) + unexpected_lines(ranks.log(1)), "");
 }
 
 TEST(WorldTest, GpusThatTheProgramCannotUseAreRefusedByName) {
@@ -101,7 +101,7 @@ TEST(WorldTest, ProgramsStartedByHandMeetAtRankZero) {
   EXPECT_EQ(second.wait(), 0) << second.output();
   for (const auto* rank : {&first, &second}) {
     EXPECT_TRUE(says(rank->output(), " of 2, local ", "\nsums 2 21\n"));
-    EXPECT_EQ(noise(rank->output()), "");
+    EXPECT_EQ(unexpected_lines(rank->output()), "");
   }
 }
 
@@ -119,7 +119,7 @@ TEST(WorldTest, PaddlesNamesAloneAreEnough) {
   EXPECT_EQ(second.wait(), 0) << second.output();
   EXPECT_FALSE(after(first.output(), "digest").empty()) << first.output();
   EXPECT_EQ(after(first.output(), "digest"), after(second.output(), "digest"));
-  for (const auto* rank : {&first, &second}) EXPECT_EQ(noise(rank->output()), "");
+  for (const auto* rank : {&first, &second}) EXPECT_EQ(unexpected_lines(rank->output()), "");
 }
 
 // As in the pods of a PyTorchJob: torchrun's names, and no LOCAL_RANK.

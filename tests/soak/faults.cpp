@@ -8,9 +8,9 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
-#include "tests/ranks/disturber.h"
+#include "tests/ranks/fault_injector.h"
+#include "tests/ranks/rank_history.h"
 #include "tests/ranks/recovery.h"
-#include "tests/ranks/story.h"
 #include "tests/soak/job_end.h"
 #include "tests/soak/made_updates.h"
 #include "tests/soak/soak.h"
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 
 constexpr int kFaultsPerJob = 6;
 constexpr int64_t kEpochsAfterwards = 8;
-constexpr int kMostStarts = 40;    // of one job, by hand
+constexpr int kMaxStarts = 40;     // of one job, by hand
 constexpr double kLearned = 0.05;  // the elastic program begins at 0.7
 
 Words recovery_arguments(int ranks) {
@@ -38,16 +38,17 @@ class DisturbedJob {
       : options_(options), seed_(seed), expected_(expected) {}
 
   void run(int faults) {
-    for (int start = 0; start < kMostStarts; ++start) {
+    for (int start = 0; start < kMaxStarts; ++start) {
       Launched job(words(), with({"OMP_NUM_THREADS=1", "FLEET_TIMEOUT_S=2"}));
-      Disturber disturber(
+      FaultInjector fault_injector(
           job, options_.ranks, seed_ * 1000 + static_cast<uint64_t>(start),
           {.launcher = true, .term = true, .wake_rank_after = options_.elastic ? 3s : 0s});
       bool was_ended = false;
-      while (!was_ended && made_ < faults && disturber.disturb()) {
+      while (!was_ended && made_ < faults && fault_injector.inject()) {
         ++made_;
-        ++kinds_[disturber.last().kind()];
-        was_ended = disturber.last().ends_job() && !continues_after(disturber.last(), job);
+        ++kinds_[fault_injector.last().kind()];
+        was_ended =
+            fault_injector.last().ends_job() && !continues_after(fault_injector.last(), job);
       }
       if (made_ == faults && !was_ended) {  // else in the next start
         if (options_.elastic) learn_again(job);
@@ -56,7 +57,7 @@ class DisturbedJob {
       const int code = wait_while_it_prints(job, options_.ranks);
       updates_.add(job.log(0));
       ++starts_;
-      history_ += disturber.history();
+      history_ += fault_injector.history();
       if (code == -1) return fail("the job prints nothing and does not end", job);
       if (!leaves_nothing_behind(job)) return;
       if (code == 0) return check(job);
@@ -65,7 +66,7 @@ class DisturbedJob {
         return fail(format("the job ended with {}", code), job);
       }
     }
-    problem_ = format("not finished after {} starts", kMostStarts);
+    problem_ = format("not finished after {} starts", kMaxStarts);
   }
 
   int made() const { return made_; }
@@ -106,7 +107,7 @@ class DisturbedJob {
   // Some epochs with those who are there, after the last fault.
   static void learn_again(const Launched& job) {
     const auto epoch = [&] {
-      const auto told = Story::in(job.log(0));
+      const auto told = RankHistory::in(job.log(0));
       return told.updates.empty() ? int64_t{0} : told.updates.back().epoch;
     };
     const auto now = epoch();
@@ -132,10 +133,10 @@ class DisturbedJob {
       if (digest != expected_) fail(format("digest {} and not {}", digest, expected_), job);
       return;
     }
-    const auto first = Story::in(job.log(0));
+    const auto first = RankHistory::in(job.log(0));
     if (first.loss < 0 || first.loss >= kLearned) fail(format("loss {}", first.loss), job);
     for (int rank = 1; rank < options_.ranks; ++rank) {
-      if (Story::in(job.log(rank)).digest != first.digest)
+      if (RankHistory::in(job.log(rank)).digest != first.digest)
         fail(format("rank {} has other digits than rank 0", rank), job);
     }
   }

@@ -10,8 +10,8 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/ranks/rank_history.h"
 #include "tests/ranks/ranks.h"
-#include "tests/ranks/story.h"
 #include "tests/soak/soak.h"
 
 namespace fleet::launch {
@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr double kFaultEvery_s = 60;
-constexpr double kMostGoodput = 1.05;  // more is an error of the measurement
+constexpr double kMaxGoodput = 1.05;  // more is an error of the measurement
 
 Words goodput_job(const SoakOptions& options, const std::filesystem::path& dir) {
   Words words = {format("--nproc_per_node={}", options.ranks), "--max_restarts=1000"};
@@ -36,7 +36,7 @@ int64_t useful_updates(const Launched& job, int ranks, double begin, double end)
   int64_t count = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     std::set<int64_t> before, numbers;
-    for (const auto& update : Story::in(job.log(rank)).updates) {
+    for (const auto& update : RankHistory::in(job.log(rank)).updates) {
       if (update.at < begin) before.insert(update.number);
       if (update.at >= begin && update.at < end && !before.contains(update.number))
         numbers.insert(update.number);
@@ -50,7 +50,7 @@ bool all_train(const Launched& job, int ranks) {
   return eventually(
       [&] {
         for (int rank = 0; rank < ranks; ++rank) {
-          if (!Story::in(job.log(rank)).is_training()) return false;
+          if (!RankHistory::in(job.log(rank)).is_training()) return false;
         }
         return true;
       },
@@ -86,7 +86,7 @@ Row soak_goodput(const SoakOptions& options) {
       problems.push_back("not all ranks train a minute after the last fault\n" + job.output());
       break;
     }
-    ::kill(Story::in(job.log(victim)).pids.back(), SIGKILL);
+    ::kill(RankHistory::in(job.log(victim)).pids.back(), SIGKILL);
     ++faults;
   }
   sleep_until(end);
@@ -98,7 +98,7 @@ Row soak_goodput(const SoakOptions& options) {
       problems.push_back(format("ended with {}\n{}", code, each->output()));
   }
   const double goodput = static_cast<double>(useful) / static_cast<double>(expected);
-  if (goodput > kMostGoodput)
+  if (goodput > kMaxGoodput)
     problems.push_back(format("{:.3f} of what the job beside it made, without faults", goodput));
   return {{"setup", format("{} ranks, {}", options.ranks, options.elastic ? "elastic" : "restart")},
           {"tried", faults},

@@ -31,7 +31,7 @@ using Row = nlohmann::ordered_json;
 Row soak_faults(const SoakOptions& options);
 /// A disk for the snapshots that is full now and then. Needs root.
 Row soak_disk(const SoakOptions& options);
-/// Two hosts whose cable is pulled now and then. Needs root.
+/// Two hosts whose link is pulled now and then. Needs root.
 Row soak_link(const SoakOptions& options);
 /// Bits flipped in the newest of two snapshots, files of it cut short.
 Row soak_damage(const SoakOptions& options);

@@ -7,7 +7,7 @@
 namespace fleet::launch {
 
 /// Two "hosts" on one machine: network namespaces with addresses 10.77.0.1 and 10.77.0.2, joined by
-/// a virtual cable. They go away with the object.
+/// a virtual link. They go away with the object.
 ///
 ///   TwoHosts hosts;
 ///   if (const auto reason = hosts.refused(); !reason.empty()) GTEST_SKIP() << reason;
@@ -23,12 +23,12 @@ class TwoHosts {
   const std::string& refused() const { return refused_; }
   /// What goes in front of a command to run it on that host, with a job key that both have.
   std::vector<std::string> on(int host) const;
-  /// As when somebody pulls the cable: nothing arrives, and nobody is told.
+  /// As when somebody pulls the link: nothing arrives, and nobody is told.
   bool unplug(int host) const;
   bool plug_in(int host) const;
   /// The network namespace's.
   std::string name(int host) const;
-  /// The end of the cable there.
+  /// The end of the link there.
   static std::string device(int host);
   /// Gives a device of that host an address and jumbo frames, and switches it on.
   bool connect(int host, const std::string& device, const std::string& address) const;

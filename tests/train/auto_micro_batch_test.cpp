@@ -175,7 +175,7 @@ TEST(AutoMicroBatchTest, OneSampleThatDoesNotFitIsAnErrorWithTheAllocatorsText) 
   short_of_memory(0, /*in_backward=*/true, &failures)(net);
   const auto step = [&] {
     return optimizer.minimize(small_batch(8, 0),
-                              [&](const Batch& part) { return net->loss(part); });
+                              [&](const Batch& micro_batch) { return net->loss(micro_batch); });
   };
   EXPECT_TRUE(says(error_message_of(step), "[memory] one sample does not fit",
                    "the test has no memory left",
@@ -195,7 +195,7 @@ TEST(AutoMicroBatchTest, IsNotSplitIntoMoreThan256MicroBatches) {
       std::make_shared<comm::Communicator>());
   const auto step = [&] {
     return optimizer.minimize(small_batch(1024, 0),
-                              [&](const Batch& part) { return net->loss(part); });
+                              [&](const Batch& micro_batch) { return net->loss(micro_batch); });
   };
   int failures = 0;
   short_of_memory(3, /*in_backward=*/false, &failures)(net);
@@ -263,7 +263,7 @@ TEST(AutoMicroBatchTest, WhatHasBeenSentIsNotTakenBack) {
           {.sync_batch_norm = sync}, comm);
       const auto step = [&] {
         return optimizer.minimize(small_batch(8, 0),
-                                  [&](const Batch& part) { return net->loss(part); });
+                                  [&](const Batch& micro_batch) { return net->loss(micro_batch); });
       };
       EXPECT_TRUE(step().updated);
       if (comm->rank() == 0) {

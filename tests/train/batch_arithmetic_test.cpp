@@ -119,7 +119,7 @@ TEST_F(BatchLineTest, ComesOnceWithTheFirstUpdateOfASplitBatch) {
   const auto text = printed([&] {
     auto training = optimizer(merge_);
     for (int i = 0; i < 3; ++i) {
-      training.minimize(batch_, [&](const Batch& part) { return loss(part); });
+      training.minimize(batch_, [&](const Batch& micro_batch) { return loss(micro_batch); });
     }
   });
   EXPECT_TRUE(text.starts_with("[batch] global batch 24 = micro-batch 6 x 4 accumulated x 1 rank;"))
@@ -145,17 +145,18 @@ TEST_F(BatchLineTest, ComesOnceWithTheFirstUpdateOfCalls) {
 // What the ranks see, from what they agree on.
 TEST_F(BatchLineTest, CountsTheSamplesOfUnequalRanks) {
   const auto mean = [](DistributedOptimizer& training, torch::nn::Linear& net, const Batch& own) {
-    const auto report = training.minimize(
-        own, [&](const Batch& part) { return net->forward(part.data).square().mean(); });
+    const auto report = training.minimize(own, [&](const Batch& micro_batch) {
+      return net->forward(micro_batch.data).square().mean();
+    });
     EXPECT_EQ(report.samples, own.size());
     EXPECT_EQ(report.weight, report.sync_every > 1 ? own.size() : 25);
     return report;
   };
   // Whose weight is that of its tokens.
   const auto tokens = [](DistributedOptimizer& training, torch::nn::Linear& net, const Batch& own) {
-    return training.minimize(own, [&](const Batch& part) {
-      return WeightedLoss{.sum = net->forward(part.data).square().sum(),
-                          .weight = 4.0 * static_cast<double>(part.size())};
+    return training.minimize(own, [&](const Batch& micro_batch) {
+      return WeightedLoss{.sum = net->forward(micro_batch.data).square().sum(),
+                          .weight = 4.0 * static_cast<double>(micro_batch.size())};
     });
   };
   for (const auto& train : {Train(mean), Train(tokens)}) {

@@ -102,8 +102,8 @@ inline Outcome train_blocks(const BlockTraining& setup,
   Outcome outcome;
   for (int64_t step = 0; step < setup.steps; ++step) {
     const auto batch = small_batch(setup.samples, step * comm->size() + comm->rank());
-    outcome.reports.push_back(
-        optimizer.minimize(batch, [&](const Batch& part) { return net->loss(part); }));
+    outcome.reports.push_back(optimizer.minimize(
+        batch, [&](const Batch& micro_batch) { return net->loss(micro_batch); }));
     outcome.losses.push_back(outcome.reports.back().loss);
   }
   outcome.parameters = copies(net->parameters());

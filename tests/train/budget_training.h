@@ -55,8 +55,8 @@ inline Trained train_deep(const DeepTraining& setup) {
     if (setup.before_update) setup.before_update(optimizer, i);
     const auto batch = small_batch(setup.samples, i);
     counter.reset_peaks();
-    result.last =
-        optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+    result.last = optimizer.minimize(
+        batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     if (i + 2 >= setup.updates) result.peak = std::max(result.peak, counter.peak());
     result.floor = counter.live();
     result.parts.push_back(result.last.micro_batches);

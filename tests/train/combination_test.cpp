@@ -157,8 +157,8 @@ TEST(CombinationTest, AllTogetherLearns) {
       optimizer.set_schedule(optim::warmup(5, optim::cosine({.lr = 0.1, .updates = 35})));
       const auto batch = small_batch(16, comm->rank());
       for (int step = 0; step < 40; ++step) {
-        const auto report =
-            optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+        const auto report = optimizer.minimize(
+            batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
         if (comm->rank() == 0) losses.push_back(report.loss);
       }
     });

@@ -35,8 +35,9 @@ std::vector<torch::Tensor> train(int ranks, const std::string& optimizer_name,
       const auto batch = small_batch(samples, step);
       const int64_t begin = samples * comm->rank() / comm->size();
       const int64_t end = samples * (comm->rank() + 1) / comm->size();
-      const auto report = optimizer.minimize(
-          batch.slice(begin, end), [&](const Batch& part) { return mean_loss(net, part); });
+      const auto report =
+          optimizer.minimize(batch.slice(begin, end),
+                             [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       EXPECT_EQ(report.weight, static_cast<double>(samples));
       EXPECT_EQ(report.update, step + 1);
     }
@@ -97,11 +98,11 @@ TEST(DistributedOptimizerTest, OneProcessEqualsAPlainTrainingLoopBitForBit) {
 TEST(DistributedOptimizerTest, WeighsTokensExactly) {
   // Two ranks with 2 and 9 tokens, as sums, equal one process with all 11.
   const auto batch = small_batch(11, 0);
-  const auto sum_loss = [](torch::nn::Sequential net, const Batch& part) {
+  const auto sum_loss = [](torch::nn::Sequential net, const Batch& micro_batch) {
     const auto losses = torch::nn::functional::cross_entropy(
-        net->forward(part.data), part.target,
+        net->forward(micro_batch.data), micro_batch.target,
         torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
-    return WeightedLoss{.sum = losses, .weight = static_cast<double>(part.size())};
+    return WeightedLoss{.sum = losses, .weight = static_cast<double>(micro_batch.size())};
   };
   std::vector<torch::Tensor> expected;
   for (const int ranks : {1, 2}) {
@@ -151,8 +152,9 @@ TEST(DistributedOptimizerTest, BadLossesAreNamedAndChangeNothing) {
             }).find("the weight of the loss is -1"),
             std::string::npos);
   EXPECT_NE(error_message_of([&] {
-              optimizer.minimize(batch.slice(0, 0),
-                                 [&](const Batch& part) { return mean_loss(net, part); });
+              optimizer.minimize(batch.slice(0, 0), [&](const Batch& micro_batch) {
+                return mean_loss(net, micro_batch);
+              });
             }).find("no rank had anything to learn from"),
             std::string::npos);
   for (size_t i = 0; i < before.size(); ++i)
@@ -174,10 +176,10 @@ TEST(DistributedOptimizerTest, LeavesParametersThatNoRankUsesAloneWhenAsked) {
     const auto start = spare->weight.detach().clone();
     const auto batch = small_batch(4, comm->rank());
     for (int step = 0; step < 3; ++step) {
-      optimizer.minimize(batch, [&](const Batch& part) {
-        auto h = torch::relu(net->ptr<torch::nn::LinearImpl>(0)->forward(part.data));
+      optimizer.minimize(batch, [&](const Batch& micro_batch) {
+        auto h = torch::relu(net->ptr<torch::nn::LinearImpl>(0)->forward(micro_batch.data));
         return torch::nn::functional::cross_entropy(net->ptr<torch::nn::LinearImpl>(2)->forward(h),
-                                                    part.target);
+                                                    micro_batch.target);
       });
     }
     EXPECT_TRUE(torch::equal(spare->weight, start));

@@ -235,9 +235,9 @@ TEST(EagerTest, ZeroGradInsideAClosureClearsNothing) {
     DistributedOptimizer optimizer(small_optimizer("Momentum", net, 0.1), merged(),
                                    std::make_shared<comm::Communicator>());
     for (int64_t i = 0; i < 2; ++i) {
-      optimizer.minimize(small_batch(9, i), [&](const Batch& part) {
+      optimizer.minimize(small_batch(9, i), [&](const Batch& micro_batch) {
         if (clears) net->zero_grad();
-        return mean_loss(net, part);
+        return mean_loss(net, micro_batch);
       });
     }
     return copies(net->parameters());

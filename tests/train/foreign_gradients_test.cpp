@@ -95,11 +95,11 @@ Tensors train_plain_gan() {
 struct GanOptimizers {
   DistributedOptimizer discriminator, generator;
   explicit GanOptimizers(Gan& gan)
-      : discriminator(small_optimizer("Momentum", gan.discriminator, 0.1), merged(), alone()),
+      : discriminator(small_optimizer("Momentum", gan.discriminator, 0.1), merged(), single_rank()),
         generator(
             std::make_unique<optim::Momentum>(gan.generator, optim::MomentumOptions{.lr = 0.1}),
-            merged(), alone()) {}
-  static Comm alone() { return std::make_shared<comm::Communicator>(); }
+            merged(), single_rank()) {}
+  static Comm single_rank() { return std::make_shared<comm::Communicator>(); }
   static DistributedStrategy merged() {
     return {.gradient_merge = true, .gradient_merge_configs = {.k_steps = kMicroBatches}};
   }

@@ -143,8 +143,9 @@ TEST(GradientMergeTest, WithoutAvgGradientsOfThePartsAreSummed) {
                                 merged({.k_steps = 4, .avg = false}), comm);
       DistributedOptimizer means(small_optimizer("SGD", other, 0.04), merged({.k_steps = 4}), comm);
       const auto batch = small_batch(12, comm->rank());
-      sums.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
-      means.minimize(batch, [&](const Batch& part) { return mean_loss(other, part); });
+      sums.minimize(batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
+      means.minimize(batch,
+                     [&](const Batch& micro_batch) { return mean_loss(other, micro_batch); });
       expect_close(copies(net->parameters()), copies(other->parameters()), 1e-5);
     });
   }
@@ -215,7 +216,8 @@ TEST(GradientMergeTest, RanksWithOtherNumbersOfPartsAreToldBySynchronisedBatchNo
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), strategy, comm);
     const auto batch = small_batch(comm->rank() == 0 ? 4 : 9, 0);
     const auto text = error_message_of([&] {
-      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      optimizer.minimize(batch,
+                         [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     });
     const std::lock_guard lock(mutex);
     errors.push_back(text);

@@ -11,14 +11,15 @@ namespace {
 
 using namespace testing;  // NOLINT
 
-const auto kAlone = [] { return std::make_shared<comm::Communicator>(); };
+const auto kSingleRank = [] { return std::make_shared<comm::Communicator>(); };
 
 Tensors train(std::unique_ptr<optim::Optimizer> made, torch::nn::Sequential net,
               const DistributedStrategy& strategy) {
-  DistributedOptimizer optimizer(std::move(made), strategy, kAlone());
+  DistributedOptimizer optimizer(std::move(made), strategy, kSingleRank());
   for (int64_t step = 0; step < 4; ++step) {
     const auto batch = small_batch(16, step);
-    optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+    optimizer.minimize(batch,
+                       [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
   }
   return copies(net->parameters());
 }
@@ -104,15 +105,16 @@ TEST(LayerWiseOptimizerTest, LambTakesOverAdamWAndItsDecay) {
   auto net = small_net(true);
   const DistributedOptimizer optimizer(
       std::make_unique<optim::AdamW>(net, optim::AdamWOptions{.weight_decay = 0.125}),
-      {.lamb = true}, kAlone());
+      {.lamb = true}, kSingleRank());
   EXPECT_EQ(optimizer.strategy().lamb_configs.lamb_weight_decay, 0.125f) << "what is in force";
 }
 
 TEST(LayerWiseOptimizerTest, LeavesBiasesAndNormsOutByDefault) {
   auto net = small_net(true);
-  DistributedOptimizer optimizer(small_optimizer("Momentum", net, 1), {.lars = true}, kAlone());
+  DistributedOptimizer optimizer(small_optimizer("Momentum", net, 1), {.lars = true},
+                                 kSingleRank());
   const auto batch = small_batch(16, 0);
-  optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+  optimizer.minimize(batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
   const auto ratios = optimizer.optimizer().trust_ratios();
   ASSERT_EQ(ratios.size(), 2u);
   EXPECT_EQ(ratios[0].name, "0.weight");
@@ -131,7 +133,8 @@ TEST(LayerWiseOptimizerTest, WrongOptimizersAndDoubleDecayAreRefused) {
   auto net = small_net();
   const auto refused = [&](std::unique_ptr<optim::Optimizer> made,
                            const DistributedStrategy& strategy) {
-    return error_message_of([&] { DistributedOptimizer(std::move(made), strategy, kAlone()); });
+    return error_message_of(
+        [&] { DistributedOptimizer(std::move(made), strategy, kSingleRank()); });
   };
   EXPECT_NE(refused(small_optimizer("Adam", net, 0.1), {.lars = true})
                 .find("lars is built on Momentum, but the optimizer is Adam"),
@@ -161,12 +164,15 @@ TEST(LayerWiseOptimizerTest, WrongOptimizersAndDoubleDecayAreRefused) {
 
 TEST(LayerWiseOptimizerTest, TheScheduleSetsTheRateOfEveryUpdate) {
   auto net = small_net();
-  DistributedOptimizer optimizer(small_optimizer("Momentum", net, 5), {.lars = true}, kAlone());
+  DistributedOptimizer optimizer(small_optimizer("Momentum", net, 5), {.lars = true},
+                                 kSingleRank());
   EXPECT_EQ(optimizer.lr(), 5);
   optimizer.set_schedule(optim::warmup(2, optim::constant(3)));
   const auto batch = small_batch(8, 0);
   const auto lr = [&] {
-    return optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); }).lr;
+    return optimizer
+        .minimize(batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); })
+        .lr;
   };
   const auto schedule = optim::warmup(2, optim::constant(3));
   for (int64_t update = 0; update < 4; ++update) EXPECT_EQ(lr(), schedule(update));

@@ -36,8 +36,8 @@ Tensors train(const Training& setup, std::vector<UpdateReport>* reports = nullpt
       auto batch = small_batch(24, step);
       const int64_t share = 24 / comm->size();
       if (!setup.same_data) batch = batch.slice(comm->rank() * share, (comm->rank() + 1) * share);
-      const auto report =
-          optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      const auto report = optimizer.minimize(
+          batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       if (comm->rank() == 0 && reports) reports->push_back(report);
     }
     optimizer.end_epoch();
@@ -251,7 +251,8 @@ TEST(LocalSgdTrainingTest, LayerWiseRatesAreThoseOfTheAverage) {
     const auto batch = small_batch(8, 3 + comm->rank());
     for (int step = 0; step < 4; ++step) {
       const double norm = net->parameters()[0].norm().item<double>();
-      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      optimizer.minimize(batch,
+                         [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       EXPECT_NEAR(optimizer.optimizer().trust_ratios()[0].value_norm, norm, 1e-5 * norm);
     }
     optimizer.end_epoch();
@@ -282,8 +283,8 @@ TEST(LocalSgdTrainingTest, ASkippedUpdateCounts) {
       auto batch = small_batch(8, 2 * step + comm->rank());
       const bool overflows = comm->rank() == 1 && (step == 1 || step == 2);
       if (overflows) batch.data.fill_(std::numeric_limits<float>::infinity());
-      const auto report =
-          optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      const auto report = optimizer.minimize(
+          batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       EXPECT_EQ(report.skipped, overflows) << step;
       EXPECT_EQ(report.synced, step % 3 == 2) << step;
       if (report.synced) {
@@ -310,7 +311,7 @@ TEST(LocalSgdTrainingTest, RanksMayHaveDifferentNumbersOfBatches) {
         const int batches = std::array{0, 7, 3}[static_cast<size_t>(comm->rank() + epoch) % 3];
         for (int step = 0; step < batches; ++step) {
           optimizer.minimize(small_batch(8, step + comm->rank()),
-                             [&](const Batch& part) { return mean_loss(net, part); });
+                             [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
         }
         optimizer.end_epoch();
         for (const auto& value : net->parameters()) EXPECT_TRUE(same_everywhere(comm, value));
@@ -325,7 +326,7 @@ TEST(LocalSgdTrainingTest, AnEmptyBatchHasNoSay) {
   run_ranks(2, [](const Comm& comm) {
     auto net = small_net();
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), every(2), comm);
-    const auto closure = [&](const Batch& part) { return mean_loss(net, part); };
+    const auto closure = [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); };
     const auto alone = small_net();
     torch::optim::SGD sgd(alone->parameters(), 0.1);
     for (int step = 0; step < 2; ++step) {
@@ -361,7 +362,7 @@ TEST(LocalSgdTrainingTest, SyncGivesTheAverageInMidWindow) {
     auto net = small_net(/*norm=*/true);
     DistributedOptimizer optimizer(small_optimizer("Momentum", net, 0.1), every(100), comm);
     optimizer.minimize(small_batch(8, comm->rank()),
-                       [&](const Batch& part) { return mean_loss(net, part); });
+                       [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     EXPECT_FALSE(same_everywhere(comm, net->parameters()[0]));
     optimizer.sync();
     for (const auto& value : net->parameters()) EXPECT_TRUE(same_everywhere(comm, value));
@@ -379,8 +380,9 @@ TEST(LocalSgdTrainingTest, TheAdaptiveIntervalFollowsLossAndRate) {
     const auto run = [&](int steps) {
       UpdateReport report;
       for (int step = 0; step < steps; ++step) {
-        report = optimizer.minimize(small_batch(8, comm->rank()),
-                                    [&](const Batch& part) { return mean_loss(net, part); });
+        report = optimizer.minimize(small_batch(8, comm->rank()), [&](const Batch& micro_batch) {
+          return mean_loss(net, micro_batch);
+        });
       }
       return report.sync_every;
     };

@@ -256,8 +256,8 @@ TEST(MemoryBudget, IsInForceInsideOfMinimizeOnly) {
     for (int i = 0; i < 3; ++i) {
       const auto batch = small_batch(1024, i);
       counter.reset_peaks();
-      const auto report =
-          optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      const auto report = optimizer.minimize(
+          batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       EXPECT_GT(report.micro_batches, 1);
       EXPECT_LE(counter.peak(), budget);
     }
@@ -311,7 +311,8 @@ TEST(MemoryBudget, InPercentIsSharedAmongTheRanksOfAHost) {
       auto net = small_net();
       DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), within("10%"), comm);
       const auto batch = small_batch(8, comm->rank());
-      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      optimizer.minimize(batch,
+                         [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     });
   });
   EXPECT_TRUE(says(text, "[memory] the budget of this rank is ", ": 10% of ", "shared by 2 ranks"));

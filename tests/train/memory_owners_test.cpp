@@ -64,7 +64,7 @@ TEST_F(MemoryTags, AreNamedForParametersGradientsAndState) {
   }
   for (int i = 0; i < 4; ++i) {
     optimizer.minimize(small_batch(256, i),
-                       [&](const Batch& part) { return mean_loss(net, part); });
+                       [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
   }
   EXPECT_EQ(bytes_of(allocation::kParameters), memory::counted_bytes(values));
   EXPECT_GE(bytes_of(allocation::kGradients), values);

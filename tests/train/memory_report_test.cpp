@@ -62,7 +62,7 @@ TEST(MemoryReport, NamedCheckpointsHaveTheSameNumbers) {
     const auto batch = small_batch(setup.samples, 1);
     const auto before = counter.live();
     counter.reset_peaks();
-    optimizer.minimize(batch, [&](const Batch& part) { return net->loss(part); });
+    optimizer.minimize(batch, [&](const Batch& micro_batch) { return net->loss(micro_batch); });
     return counter.peak() - before;
   }();
   setup.strategy = {.recompute = true,
@@ -236,7 +236,8 @@ TEST(PlanReplaced, SaysThatItWasEstimated) {
         within(2 * plain.peak));
     for (int i = 0; i < 9; ++i) {
       const auto batch = small_batch(i < 4 ? 1024 : 2048, i);
-      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      optimizer.minimize(batch,
+                         [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     }
   });
   EXPECT_EQ(times_in(text, "[plan] "), 3) << text;

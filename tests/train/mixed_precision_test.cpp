@@ -11,7 +11,7 @@ namespace {
 using namespace testing;  // NOLINT
 
 DistributedStrategy amp(AmpConfigs configs) { return {.amp = true, .amp_configs = configs}; }
-const auto kAlone = [] { return std::make_shared<comm::Communicator>(); };
+const auto kSingleRank = [] { return std::make_shared<comm::Communicator>(); };
 
 struct Everything {
   Tensors values;
@@ -104,7 +104,7 @@ TEST(MixedPrecisionTest, TheScaleIsFrozenWithinAWindowAndOneBadPartSkipsAllOfIt)
                        .dtype = "fp16"});
   strategy.gradient_merge = true;
   strategy.gradient_merge_configs.k_steps = 3;
-  DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), strategy, kAlone());
+  DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), strategy, kSingleRank());
   const auto before = copies(net->parameters());
   const auto batch = small_batch(8, 0);
   const auto window = [&](int bad_part) {
@@ -129,7 +129,7 @@ TEST(MixedPrecisionTest, TheScaleIsFrozenWithinAWindowAndOneBadPartSkipsAllOfIt)
 TEST(MixedPrecisionTest, GivesUpWithTheNameOfTheCulpritInsteadOfSkippingForEver) {
   auto net = small_net();
   DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1),
-                                 amp({.dtype = "fp16", .max_skips_in_a_row = 3}), kAlone());
+                                 amp({.dtype = "fp16", .max_skips_in_a_row = 3}), kSingleRank());
   const auto batch = small_batch(8, 0);
   const auto bad = [&] {
     // Only the gradient of the last bias is not finite.
@@ -147,7 +147,7 @@ TEST(MixedPrecisionTest, AWeightThatIsNotFiniteIsAnErrorAtOnce) {
   for (const std::string dtype : {"bf16", "fp16"}) {
     auto net = small_net();
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), amp({.dtype = dtype}),
-                                   kAlone());
+                                   kSingleRank());
     {
       const torch::NoGradGuard no_grad;
       net->parameters()[2][0][0] = std::numeric_limits<float>::quiet_NaN();
@@ -161,7 +161,7 @@ TEST(MixedPrecisionTest, AWeightThatIsNotFiniteIsAnErrorAtOnce) {
 
 TEST(MixedPrecisionTest, Bf16IsNotScaled) {
   auto net = small_net();
-  DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), amp({}), kAlone());
+  DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), amp({}), kSingleRank());
   const auto batch = small_batch(8, 0);
   EXPECT_EQ(optimizer.minimize([&] { return mean_loss(net, batch); }).loss_scale, 1);
 }
@@ -170,10 +170,11 @@ TEST(MixedPrecisionTest, PureBf16KeepsMastersInFloat) {
   for (const std::string name : {"SGD", "Momentum", "Adam"}) {
     auto net = small_net(/*norm=*/true);
     DistributedOptimizer optimizer(small_optimizer(name, net, 0.1), amp({.use_pure_bf16 = true}),
-                                   kAlone());
+                                   kSingleRank());
     for (int64_t step = 0; step < 5; ++step) {
       const auto batch = small_batch(16, step);
-      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      optimizer.minimize(batch,
+                         [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     }
     bool differs = false;
     for (const auto& span : optimizer.arena().spans()) {
@@ -199,7 +200,7 @@ TEST(MixedPrecisionTest, UnknownOpsAreAnErrorAndTheModelIsLeftAlone) {
                          amp({.custom_white_list = {"softmaxx"},
                               .custom_black_list = {"layer_nrm"},
                               .use_pure_bf16 = true}),
-                         kAlone());
+                         kSingleRank());
   });
   EXPECT_NE(text.find("softmaxx"), std::string::npos) << text;
   EXPECT_NE(text.find("layer_nrm"), std::string::npos) << text;
@@ -211,13 +212,13 @@ TEST(MixedPrecisionTest, ClippingActsOnUnscaledGradients) {
     auto net = small_net();
     DistributedOptimizer optimizer(
         std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 1, .max_grad_norm = 0.05}),
-        strategy, kAlone());
+        strategy, kSingleRank());
     std::vector<double> norms;
     for (int64_t step = 0; step < 4; ++step) {
       const auto before = copies(net->parameters());
       const auto batch = small_batch(16, step);
-      const auto report =
-          optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+      const auto report = optimizer.minimize(
+          batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       EXPECT_GT(*report.gradient_norm, 0.05);
       double moved = 0;
       const auto after = copies(net->parameters());
@@ -239,7 +240,7 @@ TEST(MixedPrecisionTest, WithoutAmpAGradientThatIsNotFiniteIsNamedWhenClipping) 
   const auto before = copies(net->parameters());
   DistributedOptimizer optimizer(
       std::make_unique<optim::SGD>(net, optim::SgdOptions{.lr = 1, .max_grad_norm = 1}), {},
-      kAlone());
+      kSingleRank());
   const auto batch = small_batch(8, 0);
   const auto text = error_message_of([&] {
     optimizer.minimize([&] {

@@ -67,8 +67,8 @@ TEST(ParameterUpdatesTest, BranchesThatPauseTrainAsUnderTorchOnAnyNumberOfRanks)
       for (int64_t step = 0; step < 12; ++step) {
         const auto batch = small_batch(8, step);
         const auto own = ranks == 1 ? batch : batch.slice(4 * comm->rank(), 4 * comm->rank() + 4);
-        optimizer.minimize(own, [&](const Batch& part) {
-          return net->loss(part, uses_left(step), uses_right(step));
+        optimizer.minimize(own, [&](const Batch& micro_batch) {
+          return net->loss(micro_batch, uses_left(step), uses_right(step));
         });
       }
       EXPECT_EQ(counts(optimizer), (std::vector<double>{9, 9, 8, 8}));
@@ -93,9 +93,10 @@ void train(const BranchTraining& setup, const Comm& comm, int64_t begin, int64_t
     EXPECT_EQ(load_snapshot(folder, optimizer), begin);
   }
   for (int64_t step = begin; step < end; ++step) {
-    optimizer.minimize(small_batch(8, step * comm->size() + comm->rank()), [&](const Batch& part) {
-      return net->loss(part, uses_left(step), uses_right(step, comm->rank()));
-    });
+    optimizer.minimize(
+        small_batch(8, step * comm->size() + comm->rank()), [&](const Batch& micro_batch) {
+          return net->loss(micro_batch, uses_left(step), uses_right(step, comm->rank()));
+        });
     if (begin == 0 && step + 1 == 5) save_snapshot(folder, optimizer);
   }
   auto own = copies(net->parameters());
@@ -155,8 +156,9 @@ TEST(ParameterUpdatesTest, AResetStateIsThatOfANewOptimizer) {
     Branches net, fresh;
     DistributedOptimizer optimizer(make_adam(net), strategy, comm);
     const auto step = [&](int64_t i) {
-      return optimizer.minimize(small_batch(8, i * 2 + comm->rank()),
-                                [&](const Batch& part) { return net->loss(part, true, true); });
+      return optimizer.minimize(
+          small_batch(8, i * 2 + comm->rank()),
+          [&](const Batch& micro_batch) { return net->loss(micro_batch, true, true); });
     };
     for (int64_t i = 0; i < 3; ++i) step(i);
     EXPECT_EQ(counts(optimizer), std::vector<double>(4, 0));

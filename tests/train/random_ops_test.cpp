@@ -6,7 +6,7 @@
 #include "fleet/ops/add_norm.h"
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/tiled_attention.h"
-#include "fleet/train/update/sample_places.h"
+#include "fleet/train/update/sample_offsets.h"
 
 #include "tests/train/small_training.h"
 
@@ -136,11 +136,11 @@ TEST(RandomOpsTest, NoTwoSamplesHaveOneNumber) {
     std::vector<std::set<std::pair<int64_t, int64_t>>> seen(updates.size());
     std::mutex mutex;
     run_ranks(3, [&](const Comm& comm) {
-      auto places = std::make_unique<SamplePlaces>(comm);
+      auto places = std::make_unique<SampleOffsets>(comm);
       for (size_t u = 0; u < updates.size(); ++u) {
         if (resumes) {
           const auto state = places->state();
-          places = std::make_unique<SamplePlaces>(comm);
+          places = std::make_unique<SampleOffsets>(comm);
           places->set_state(state);
         }
         const auto samples = updates[u][static_cast<size_t>(comm->rank())];

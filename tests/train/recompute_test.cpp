@@ -271,8 +271,8 @@ void fails_and_goes_on(const std::function<void()>& harm, const std::function<vo
   bool is_harmed = true;
   const auto step = [&] {
     torch::manual_seed(3);
-    return optimizer.minimize(batch, [&](const Batch& part) {
-      const auto loss = net->loss(part);
+    return optimizer.minimize(batch, [&](const Batch& micro_batch) {
+      const auto loss = net->loss(micro_batch);
       if (is_harmed) harm();
       return loss;
     });
@@ -291,7 +291,7 @@ void fails_and_goes_on(const std::function<void()>& harm, const std::function<vo
       std::make_unique<optim::Momentum>(other, optim::MomentumOptions{.lr = 0.1}), {},
       std::make_shared<comm::Communicator>());
   torch::manual_seed(3);
-  plain.minimize(batch, [&](const Batch& part) { return other->loss(part); });
+  plain.minimize(batch, [&](const Batch& micro_batch) { return other->loss(micro_batch); });
   expect_equal(copies(net->parameters()), copies(other->parameters()));
 }
 

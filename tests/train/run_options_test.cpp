@@ -55,7 +55,7 @@ TEST(RunOptionsTest, FileToSaveReplacesNothingButWeights) {
   const RunOptions run{.save = file.string()};
   for (int i = 0; i < 2; ++i) {
     run.load(net);
-    run.keep(net);
+    run.save_weights(net);
   }
   EXPECT_TRUE(load_weights(net, run.save).complete());
 }
@@ -65,7 +65,7 @@ TEST(RunOptionsTest, FolderOfTheFileToSaveIsMade) {
   torch::nn::Linear net(2, 3);
   const RunOptions run{.save = (folder.path() / "new" / "net.safetensors").string()};
   run.load(net);
-  run.keep(net);
+  run.save_weights(net);
   EXPECT_TRUE(load_weights(net, run.save).complete());
 }
 

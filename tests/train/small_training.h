@@ -100,10 +100,11 @@ inline Tensors train_small(int ranks, const SmallTraining& setup) {
         return static_cast<int64_t>(static_cast<double>(samples) * setup.first_share);
       };
       const auto own = batch.slice(cut_before(comm->rank()), cut_before(comm->rank() + 1));
-      const auto report = optimizer.minimize(own, [&](const Batch& part) -> Loss {
-        if (setup.weighted) return weighted_loss(net, part);
-        if (setup.equal_weights) return WeightedLoss{.sum = mean_loss(net, part), .weight = 1};
-        return mean_loss(net, part);
+      const auto report = optimizer.minimize(own, [&](const Batch& micro_batch) -> Loss {
+        if (setup.weighted) return weighted_loss(net, micro_batch);
+        if (setup.equal_weights)
+          return WeightedLoss{.sum = mean_loss(net, micro_batch), .weight = 1};
+        return mean_loss(net, micro_batch);
       });
       EXPECT_TRUE(report.updated);
       EXPECT_EQ(report.update, step + 1);

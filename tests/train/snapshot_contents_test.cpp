@@ -20,7 +20,7 @@ using namespace testing;  // NOLINT
 namespace fs = std::filesystem;
 using Steps = std::vector<int64_t>;
 
-Comm alone() { return std::make_shared<comm::Communicator>(); }
+Comm single_rank() { return std::make_shared<comm::Communicator>(); }
 
 struct Resumed {
   int ranks = 1;
@@ -99,7 +99,7 @@ TEST(SnapshotContentsTest, ARequestToStopSavesAllOptimizersAtTheSamePoint) {
 // A process that is killed between two saves would leave two moments; a signal, only one of them.
 TEST(SnapshotContentsTest, ASecondSnapshotsObjectIsRefusedAndTheFormOverSeveralNamed) {
   const TemporaryFolder folder;
-  TwoNets nets({}, alone());
+  TwoNets nets({}, single_rank());
   for (const char* second : {"", "one", "another"}) {
     Snapshots first(nets.generator(), {.snapshot_dir = folder.path() / "one"});
     EXPECT_TRUE(
@@ -112,10 +112,10 @@ TEST(SnapshotContentsTest, ASecondSnapshotsObjectIsRefusedAndTheFormOverSeveralN
 
 TEST(SnapshotContentsTest, OtherNamesAreRefusedWithTheNearest) {
   const TemporaryFolder folder;
-  TwoNets nets({}, alone());
+  TwoNets nets({}, single_rank());
   nets.train(nullptr, 1, 2);
   save_snapshot(folder.path(), nets.contents());
-  TwoNets other({}, alone());
+  TwoNets other({}, single_rank());
   const auto before = other.outcome();
   auto contents = other.contents();
   double best = 1;
@@ -137,7 +137,7 @@ TEST(SnapshotContentsTest, OtherNamesAreRefusedWithTheNearest) {
 }
 
 TEST(SnapshotContentsTest, ContentsThatCannotBeNamedAreRefusedAllAtOnce) {
-  TwoNets nets({}, alone());
+  TwoNets nets({}, single_rank());
   double number = 0;
   const SnapshotContents contents{
       .optimizers = {{"a", &nets.generator()}, {"a", &nets.discriminator()}, {"", nullptr}},
@@ -160,7 +160,7 @@ TEST(SnapshotContentsTest, HaveTheFilesOfThePageAndWeightsForInference) {
     save_snapshot(folder.path(), nets.contents());
     if (comm->rank() > 0) return;
     const auto snapshot = snapshot_folder(folder.path(), 6);
-    TwoNets fresh({}, alone());
+    TwoNets fresh({}, single_rank());
     load_weights(fresh.generator_net(), snapshot / "generator.model.safetensors");
     load_weights(fresh.average_net(), snapshot / "average.model.safetensors");
     expect_equal(copies(fresh.generator_net()->parameters()),
@@ -196,7 +196,7 @@ TEST(SnapshotContentsTest, HaveTheFilesOfThePageAndWeightsForInference) {
 
 TEST(SnapshotContentsTest, OneOptimizerWithoutValuesIsWrittenAsBefore) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   save_snapshot(folder.path(), rank.optimizer());
   const auto text = launch::contents(snapshot_folder(folder.path(), 0) / "training.json");
   EXPECT_TRUE(says(text, "\"format\": 1", "\"optimizer\": \"Momentum\""));
@@ -205,7 +205,7 @@ TEST(SnapshotContentsTest, OneOptimizerWithoutValuesIsWrittenAsBefore) {
 
 TEST(SnapshotContentsTest, ADamagedFileOfAnyOptimizerIsNoticed) {
   const TemporaryFolder whole;
-  TwoNets nets({}, alone());
+  TwoNets nets({}, single_rank());
   for (const int64_t updates : {1, 2}) {
     nets.train(nullptr, 1, updates);
     save_snapshot(whole.path(), nets.contents());
@@ -217,7 +217,7 @@ TEST(SnapshotContentsTest, ADamagedFileOfAnyOptimizerIsNoticed) {
     const auto file = snapshot_folder(folder.path(), 6) / name;
     fs::resize_file(file, fs::file_size(file) - 1);
     ::testing::internal::CaptureStderr();
-    TwoNets other({}, alone());
+    TwoNets other({}, single_rank());
     EXPECT_EQ(load_snapshot(folder.path(), other.contents()), 3) << name;
     EXPECT_TRUE(
         says(::testing::internal::GetCapturedStderr(), "step-00000006 is not used", name.string()));
@@ -273,7 +273,7 @@ struct Kept {
 
 TEST(SnapshotValueTest, EveryTypeComesBackToTheLastBit) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   Kept kept{.is_warm = true,
             .count = -7,
             .seen = std::numeric_limits<int64_t>::min(),
@@ -310,7 +310,7 @@ TEST(SnapshotValueTest, EveryTypeComesBackToTheLastBit) {
 
 TEST(SnapshotValueTest, ASnapshotHoldsTheValuesOfItsMoment) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   int64_t seen = 1;
   auto sum = torch::ones({3});
   {
@@ -329,7 +329,7 @@ TEST(SnapshotValueTest, ASnapshotHoldsTheValuesOfItsMoment) {
 
 TEST(SnapshotValueTest, AnotherTypeIsNamedAndNothingIsSet) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   double best = 0.5;
   int64_t patience = 3;
   auto weights = torch::ones({2});

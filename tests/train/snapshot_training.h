@@ -39,7 +39,8 @@ class TrainingRank {
     for (int64_t step = begin; step < end; ++step) {
       const auto batch = small_batch(12, step * comm_->size() + comm_->rank());
       if (!setup_.by_calls) {
-        note(optimizer_.minimize(batch, [&](const Batch& part) { return net_->loss(part); }));
+        note(optimizer_.minimize(
+            batch, [&](const Batch& micro_batch) { return net_->loss(micro_batch); }));
         continue;
       }
       const int calls = setup_.strategy.gradient_merge_configs.k_steps;

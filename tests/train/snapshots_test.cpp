@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using launch::contents;
 using Steps = std::vector<int64_t>;
 
-Comm alone() { return std::make_shared<comm::Communicator>(); }
+Comm single_rank() { return std::make_shared<comm::Communicator>(); }
 
 /// 40 samples that never change.
 class Numbers : public Dataset {
@@ -53,7 +53,8 @@ Outcome run_program(const Comm& comm, const SnapshotOptions& options,
   Snapshots snapshots(optimizer, options, data);
   for (int64_t epoch = data.state().epoch; epoch < 3; ++epoch) {
     for (const auto& batch : data.epoch(epoch)) {
-      optimizer.minimize(batch, [&](const Batch& part) { return rank.net()->loss(part); });
+      optimizer.minimize(batch,
+                         [&](const Batch& micro_batch) { return rank.net()->loss(micro_batch); });
       snapshots.after_update();
       if (optimizer.attempts() == stop_after) {
         auto outcome = rank.outcome();
@@ -92,18 +93,19 @@ TEST(SnapshotsTest, AProgramGoesOnWhereItWas) {
 TEST(SnapshotsTest, SavesWhenItIsDueAndKeepsTheNewest) {
   const TemporaryFolder folder;
   const SnapshotOptions options{.snapshot_dir = folder.path(), .save_every = 4, .keep = 3};
-  run_program(alone(), options, {}, 19);
+  run_program(single_rank(), options, {}, 19);
   EXPECT_EQ(snapshots_in(folder.path()), (Steps{16, 12, 8}));
-  run_program(alone(), options, {}, 21);  // the 20th is the last of its epoch: see to its end
+  run_program(single_rank(), options, {}, 21);  // the 20th is the last of its epoch: see to its end
   EXPECT_EQ(snapshots_in(folder.path()), (Steps{20, 16, 12}));
-  EXPECT_EQ(run_program(alone(), {.snapshot_dir = folder.path(), .keep = 0}, {}).losses.size(), 8);
+  EXPECT_EQ(
+      run_program(single_rank(), {.snapshot_dir = folder.path(), .keep = 0}, {}).losses.size(), 8);
   EXPECT_EQ(snapshots_in(folder.path()), (Steps{30, 20, 16, 12}));
 }
 
 TEST(SnapshotsTest, EndOfTheTrainingIsInASnapshot) {
   for (const int64_t save_every : {0, 4, 1000}) {
     const TemporaryFolder folder;
-    run_program(alone(), {.snapshot_dir = folder.path(), .save_every = save_every}, {});
+    run_program(single_rank(), {.snapshot_dir = folder.path(), .save_every = save_every}, {});
     EXPECT_EQ(snapshots_in(folder.path()).front(), 30) << save_every;
   }
 }
@@ -119,7 +121,8 @@ TEST(SnapshotsTest, EndWithinAnEpochIsInASnapshotToo) {
       auto data = numbers_of(comm, 4);
       Snapshots snapshots(optimizer, {.snapshot_dir = folder.path(), .save_every = 2}, data);
       for (const auto& batch : data.epoch(0)) {
-        optimizer.minimize(batch, [&](const Batch& part) { return rank.net()->loss(part); });
+        optimizer.minimize(batch,
+                           [&](const Batch& micro_batch) { return rank.net()->loss(micro_batch); });
         const bool is_over = optimizer.attempts() == 4;
         snapshots.after_update(is_over ? Snapshots::Next::kEnd : Snapshots::Next::kUpdate);
         if (is_over) break;
@@ -141,7 +144,7 @@ TEST(SnapshotsTest, EndWithinAnEpochIsInASnapshotToo) {
 TEST(SnapshotsTest, OneThatIsSavedInBetweenDoesNotShiftThoseAfter) {
   const TemporaryFolder folder;
   const SnapshotOptions options{.snapshot_dir = folder.path(), .save_every = 4, .keep = 0};
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   Snapshots snapshots(rank.optimizer(), options);
   for (int64_t step = 0; step < 12; ++step) {
     rank.train(step, step + 1);
@@ -155,7 +158,8 @@ TEST(SnapshotsTest, OneThatIsSavedInBetweenDoesNotShiftThoseAfter) {
 TEST(SnapshotsTest, WindowThatIsOpenAtTheEndIsSaid) {
   const TemporaryFolder folder;
   TrainingRank rank(
-      {.strategy = {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 2}}}, alone());
+      {.strategy = {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 2}}},
+      single_rank());
   Snapshots snapshots(rank.optimizer(), {.snapshot_dir = folder.path(), .save_every = 100});
   for (int call = 0; call < 3; ++call) {
     rank.optimizer().minimize([&] { return rank.net()->loss(small_batch(4, call)); });
@@ -170,7 +174,7 @@ TEST(SnapshotsTest, WindowThatIsOpenAtTheEndIsSaid) {
 
 TEST(SnapshotsTest, SayWhatWasWritten) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   ::testing::internal::CaptureStdout();
   save_snapshot(folder.path(), rank.optimizer());
   const auto said = ::testing::internal::GetCapturedStdout();
@@ -180,10 +184,10 @@ TEST(SnapshotsTest, SayWhatWasWritten) {
 
 TEST(SnapshotsTest, FolderIsLockedBeforeTheFirstUpdate) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   const Snapshots snapshots(rank.optimizer(), {.snapshot_dir = folder.path()});
   std::thread([&] {
-    TrainingRank other({}, alone());
+    TrainingRank other({}, single_rank());
     EXPECT_TRUE(says(error_message_of<UsageError>([&] {
                        Snapshots second(other.optimizer(), {.snapshot_dir = folder.path()});
                      }),
@@ -210,7 +214,7 @@ TEST(SnapshotsTest, RefusalOfRankZeroIsThatOfAll) {
 TEST(SnapshotsTest, FolderThatCannotBeWrittenIsSeenAtTheStart) {
   const TemporaryFolder folder;
   folder.write("file", "x");
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   for (const auto& dir : {folder.path() / "file", folder.path() / "file" / "below"}) {
     EXPECT_TRUE(says(error_message_of<UsageError>(
                          [&] { Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir}); }),
@@ -220,14 +224,14 @@ TEST(SnapshotsTest, FolderThatCannotBeWrittenIsSeenAtTheStart) {
 
 TEST(SnapshotsTest, SnapshotThatWasBetweenTwoNamesIsLoaded) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   save_snapshot(folder.path(), rank.optimizer());
   fs::rename(snapshot_folder(folder.path(), 0), folder.path() / ".replaced-step-00000000");
   EXPECT_EQ(load_snapshot(folder.path(), rank.optimizer()), 0);
 }
 
 TEST(SnapshotsTest, WithoutAFolderNothingHappens) {
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   Snapshots snapshots(rank.optimizer(), {.save_every = 1});
   rank.train(0, 1);
   snapshots.after_update();
@@ -241,7 +245,8 @@ TEST(SnapshotsTest, WithoutAFolderNothingHappens) {
 TEST(SnapshotsTest, AWindowOfCallsIsNotCutInTwo) {
   const TemporaryFolder folder;
   TrainingRank rank(
-      {.strategy = {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 3}}}, alone());
+      {.strategy = {.gradient_merge = true, .gradient_merge_configs = {.k_steps = 3}}},
+      single_rank());
   auto& optimizer = rank.optimizer();
   Snapshots snapshots(optimizer, {.snapshot_dir = folder.path(), .save_every = 1, .keep = 0});
   for (int call = 0; call < 7; ++call) {
@@ -256,7 +261,7 @@ TEST(SnapshotsTest, AWindowOfCallsIsNotCutInTwo) {
 
 TEST(SnapshotsTest, TrainingGoesOnWhileItIsWritten) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   rank.train(0, 2);
   const auto then = rank.outcome();
   {
@@ -268,7 +273,7 @@ TEST(SnapshotsTest, TrainingGoesOnWhileItIsWritten) {
   }
   EXPECT_EQ(snapshots_in(folder.path()), (Steps{6, 2}));
   fs::remove_all(snapshot_folder(folder.path(), 6));
-  TrainingRank again({}, alone());
+  TrainingRank again({}, single_rank());
   load_snapshot(folder.path(), again.optimizer());
   expect_equal(again.outcome().parameters, then.parameters);
 }
@@ -276,7 +281,7 @@ TEST(SnapshotsTest, TrainingGoesOnWhileItIsWritten) {
 TEST(SnapshotsTest, AnErrorOfTheWriterComesOutLater) {
   const TemporaryFolder folder;
   const auto dir = folder.path() / "here";
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir});
   fs::remove_all(dir);
   folder.write("here", "a file where the folder should be");
@@ -331,12 +336,12 @@ TEST(SnapshotsTest, DataGoOnAfterAsManySamplesOnOtherRanks) {
     ++next;  // three batches of 8
     save_snapshot(folder.path(), rank.optimizer(), data);
   });
-  TrainingRank rank({}, alone());
-  auto same = numbers_of(alone(), 8);
+  TrainingRank rank({}, single_rank());
+  auto same = numbers_of(single_rank(), 8);
   load_snapshot(folder.path(), rank.optimizer(), same);
   EXPECT_EQ(same.state().epoch, 1);
   EXPECT_EQ(same.state().next_update, 3);
-  auto other = numbers_of(alone(), 10);  // 24 samples are two batches and a bit
+  auto other = numbers_of(single_rank(), 10);  // 24 samples are two batches and a bit
   ::testing::internal::CaptureStderr();
   load_snapshot(folder.path(), rank.optimizer(), other);
   EXPECT_TRUE(says(::testing::internal::GetCapturedStderr(), "the global batch was 8 and is now 10",
@@ -355,8 +360,8 @@ TEST(SnapshotsTest, DataGoOnAfterAsManySamplesOnOtherRanks) {
 
 TEST(SnapshotsTest, AskForAPositionThatIsThere) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
-  auto data = numbers_of(alone(), 4);
+  TrainingRank rank({}, single_rank());
+  auto data = numbers_of(single_rank(), 4);
   save_snapshot(folder.path(), rank.optimizer());
   EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), rank.optimizer(), data); }),
                    "no position in the data", "resume without data"));
@@ -364,26 +369,27 @@ TEST(SnapshotsTest, AskForAPositionThatIsThere) {
 
 TEST(SnapshotsTest, RefuseAnotherModelAndLeaveItAlone) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   save_snapshot(folder.path(), rank.optimizer());
   BlockNet other(BlockNetOptions{.blocks = 3, .width = 14});
   const auto before = copies(other->parameters());
   DistributedOptimizer optimizer(
-      std::make_unique<optim::Momentum>(other, optim::MomentumOptions{.lr = 0.1}), {}, alone());
+      std::make_unique<optim::Momentum>(other, optim::MomentumOptions{.lr = 0.1}), {},
+      single_rank());
   EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), optimizer); }),
                    "model.safetensors is of another model", "mismatched: first.weight",
                    "missing: linears.2.weight", "fleet::load_weights"));
   expect_equal(copies(other->parameters()), before);
-  TrainingRank adam({.optimizer = "Adam"}, alone());
+  TrainingRank adam({.optimizer = "Adam"}, single_rank());
   EXPECT_TRUE(says(error_message_of([&] { load_snapshot(folder.path(), adam.optimizer()); }),
                    "optimizer.safetensors", "unexpected: velocity/first.weight"));
 }
 
 TEST(SnapshotsTest, SayWhichStrategyIsAnother) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   save_snapshot(folder.path(), rank.optimizer());
-  TrainingRank amp({.strategy = {.amp = true}}, alone());
+  TrainingRank amp({.strategy = {.amp = true}}, single_rank());
   ::testing::internal::CaptureStderr();
   ::testing::internal::CaptureStdout();
   load_snapshot(folder.path(), amp.optimizer());
@@ -394,7 +400,7 @@ TEST(SnapshotsTest, SayWhichStrategyIsAnother) {
 
 TEST(SnapshotsTest, HoldAFileThatLoadWeightsTakes) {
   const TemporaryFolder folder;
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   rank.train(0, 3);
   save_snapshot(folder.path(), rank.optimizer());
   BlockNet net(BlockNetOptions{.blocks = 2});
@@ -517,7 +523,7 @@ TEST_F(DamagedSnapshotTest, WhenNoneIsLeftItIsAnError) {
   for (const int64_t step : {2, 3}) {
     fs::resize_file(snapshot_folder(folder.path(), step) / "model.safetensors", 100);
   }
-  TrainingRank rank({}, alone());
+  TrainingRank rank({}, single_rank());
   EXPECT_TRUE(
       says(error_message_of<UsageError>([&] { load_snapshot(folder.path(), rank.optimizer()); }),
            "none of the 2 snapshots", "move them away"));

@@ -20,7 +20,7 @@ using torch::optim::OptimizerParamGroup;
 using TorchOptim = std::shared_ptr<torch::optim::Optimizer>;
 using MakeTorch = std::function<TorchOptim(std::vector<OptimizerParamGroup>)>;
 
-const auto kAlone = [] { return std::make_shared<comm::Communicator>(); };
+const auto kSingleRank = [] { return std::make_shared<comm::Communicator>(); };
 
 /// A user's own: p -= lr * sign(g). It notes what it saw.
 struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
@@ -141,8 +141,9 @@ Tensors distributed(int ranks, const MakeTorch& make, const DistributedStrategy&
       const auto batch = small_batch(12, step);
       const int64_t begin = 12 * comm->rank() / comm->size();
       const int64_t end = 12 * (comm->rank() + 1) / comm->size();
-      const auto report = optimizer.minimize(
-          batch.slice(begin, end), [&](const Batch& part) { return mean_loss(net, part); });
+      const auto report =
+          optimizer.minimize(batch.slice(begin, end),
+                             [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       EXPECT_TRUE(report.updated);
       EXPECT_EQ(report.update, step + 1);
     }
@@ -187,11 +188,11 @@ TEST(TorchOptimizerTest, SeesTheMeanGradientUnscaled) {
   auto net = small_net(), other = small_net();
   const auto sign = std::make_shared<Sign>(std::vector<OptimizerParamGroup>{net->parameters()});
   DistributedOptimizer optimizer(std::make_unique<optim::TorchOptimizer>(net, sign), strategy,
-                                 kAlone());
+                                 kSingleRank());
   const auto batch = small_batch(12, 0);
   mean_loss(other, batch).backward();
-  const auto report =
-      optimizer.minimize(batch, [&](const Batch& part) { return mean_loss(net, part); });
+  const auto report = optimizer.minimize(
+      batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
   ASSERT_TRUE(report.updated);
   EXPECT_EQ(report.loss_scale, 1024);
   ASSERT_EQ(sign->seen.size(), 4u);
@@ -226,7 +227,7 @@ TEST(TorchOptimizerTest, LeavesParametersWithoutAGradientAlone) {
     const auto plain_optimizer = make({other->parameters()});
     const auto inner = make({net->parameters()});
     DistributedOptimizer optimizer(std::make_unique<optim::TorchOptimizer>(net, inner),
-                                   {.find_unused_parameters = true}, kAlone());
+                                   {.find_unused_parameters = true}, kSingleRank());
     for (int64_t step = 0; step < kSteps; ++step) {
       const auto batch = small_batch(8, step);
       plain_optimizer->zero_grad();
@@ -255,10 +256,10 @@ TEST(TorchOptimizerTest, UpdatesTheMastersOfBf16Parameters) {
     } else {
       made = std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01});
     }
-    DistributedOptimizer optimizer(std::move(made), strategy, kAlone());
+    DistributedOptimizer optimizer(std::move(made), strategy, kSingleRank());
     for (int64_t step = 0; step < kSteps; ++step) {
       optimizer.minimize(small_batch(12, step),
-                         [&](const Batch& part) { return mean_loss(net, part); });
+                         [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     }
     Tensors values;
     for (const auto& span : optimizer.arena().spans()) {
@@ -281,7 +282,8 @@ TEST(TorchOptimizerTest, InPlaceWritesToBf16ParametersReachTheirMasters) {
     const torch::NoGradGuard no_grad;
     weight.fill_(1);
   }
-  optimizer.minimize(small_batch(8, 0), [&](const Batch& part) { return mean_loss(net, part); });
+  optimizer.minimize(small_batch(8, 0),
+                     [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
   EXPECT_TRUE(torch::allclose(weight.to(torch::kFloat), torch::ones_like(weight, torch::kFloat)));
   EXPECT_TRUE(
       torch::allclose(optimizer.arena().spans()[0].value, torch::ones(weight.sizes()), 1e-4, 1e-4));
@@ -296,8 +298,9 @@ TEST(TorchOptimizerTest, SchedulersOfTorchWorkOnTheObjectThatWasPassed) {
   EXPECT_EQ(optimizer.lr(), 0.1);
   std::vector<double> rates, expected;
   for (int64_t step = 0; step < 6; ++step) {
-    const auto report = optimizer.minimize(small_batch(8, step),
-                                           [&](const Batch& part) { return mean_loss(net, part); });
+    const auto report = optimizer.minimize(small_batch(8, step), [&](const Batch& micro_batch) {
+      return mean_loss(net, micro_batch);
+    });
     rates.push_back(report.lr);
     scheduler.step();
     expected.push_back(alone.param_groups()[0].options().get_lr());
@@ -337,7 +340,8 @@ TEST(TorchOptimizerTest, RatesOfAllGroupsMoveInProportion) {
   };
   auto optimizer = distributed_optimizer(net, rmsprop);
   const auto train = [&] {
-    optimizer.minimize(small_batch(8, 0), [&](const Batch& part) { return mean_loss(net, part); });
+    optimizer.minimize(small_batch(8, 0),
+                       [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
   };
   optimizer.set_lr(0.25);
   EXPECT_EQ(rates(), std::pair(0.25, 1.0));
@@ -365,7 +369,7 @@ TEST(TorchOptimizerTest, LocalSgdAveragesParametersAndLeavesTheStateLocal) {
       DistributedOptimizer optimizer(std::move(made), strategy, comm);
       for (int64_t step = 0; step < 7; ++step) {
         optimizer.minimize(small_batch(8, step * 2 + comm->rank()),
-                           [&](const Batch& part) { return mean_loss(net, part); });
+                           [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
       }
       EXPECT_FALSE(same_everywhere(comm, net->parameters()[0]));
       optimizer.end_epoch();
@@ -454,10 +458,11 @@ TEST_F(TorchSnapshotTest, ASchedulerOfTorchIsBroughtUpToTheUpdatesDone) {
       optimizer.set_lr(lr);
     }
     for (int64_t step = optimizer.updates(); step < 7; ++step) {
-      rates.push_back(optimizer
-                          .minimize(small_batch(8, step),
-                                    [&](const Batch& part) { return mean_loss(net, part); })
-                          .lr);
+      rates.push_back(
+          optimizer
+              .minimize(small_batch(8, step),
+                        [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); })
+              .lr);
       scheduler.step();
       if (!resumes && step + 1 == kBefore) save_snapshot(folder.path(), optimizer);
     }
@@ -501,7 +506,8 @@ TEST(TorchOptimizerTest, WhatCannotWorkIsRefusedInASentence) {
   auto net = small_net(), other = small_net();
   const auto refused = [&](const TorchOptim& inner, const DistributedStrategy& strategy = {}) {
     return error_message_of([&] {
-      DistributedOptimizer(std::make_unique<optim::TorchOptimizer>(net, inner), strategy, kAlone());
+      DistributedOptimizer(std::make_unique<optim::TorchOptimizer>(net, inner), strategy,
+                           kSingleRank());
     });
   };
   EXPECT_TRUE(says(refused(std::make_shared<torch::optim::LBFGS>(net->parameters())),
@@ -534,12 +540,12 @@ TEST(TorchOptimizerTest, AnOptimizerThatReplacesParametersIsNamed) {
   auto net = small_net();
   auto optimizer =
       distributed_optimizer(net, Replacing(std::vector<OptimizerParamGroup>{net->parameters()}));
-  EXPECT_TRUE(says(error_message_of([&] {
-                     optimizer.minimize(small_batch(8, 0),
-                                        [&](const Batch& part) { return mean_loss(net, part); });
-                   }),
-                   "Replacing replaced the data of '0.weight' instead of writing to it",
-                   "update in place"));
+  EXPECT_TRUE(says(
+      error_message_of([&] {
+        optimizer.minimize(small_batch(8, 0),
+                           [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
+      }),
+      "Replacing replaced the data of '0.weight' instead of writing to it", "update in place"));
 }
 
 }  // namespace

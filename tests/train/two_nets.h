@@ -72,13 +72,15 @@ class TwoNets {
 
   void update(const Batch& batch) {
     for (int i = 0; i < 2; ++i) {
-      tells_optimizer_.minimize(batch, [&](const Batch& part) {
-        const auto made = make(part).detach();
-        return score(part.data, false).neg().sigmoid().mean() + score(made, false).sigmoid().mean();
+      tells_optimizer_.minimize(batch, [&](const Batch& micro_batch) {
+        const auto made = make(micro_batch).detach();
+        return score(micro_batch.data, false).neg().sigmoid().mean() +
+               score(made, false).sigmoid().mean();
       });
     }
-    const auto report = makes_optimizer_.minimize(
-        batch, [&](const Batch& part) { return score(make(part), true).neg().sigmoid().mean(); });
+    const auto report = makes_optimizer_.minimize(batch, [&](const Batch& micro_batch) {
+      return score(make(micro_batch), true).neg().sigmoid().mean();
+    });
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < average_->parameters().size(); ++i) {
       average_->parameters()[i].lerp_(makes_->parameters()[i], 0.25);
@@ -137,11 +139,12 @@ class TwoNets {
     return net;
   }
 
-  torch::Tensor make(const Batch& part) {
+  torch::Tensor make(const Batch& micro_batch) {
     // Noise by sample, as ranks that are threads share a generator.
-    const auto noise = torch::stack({part.target, part.target * 3, part.target * 7 + 1}, 1);
+    const auto noise =
+        torch::stack({micro_batch.target, micro_batch.target * 3, micro_batch.target * 7 + 1}, 1);
     return makes_->forward(
-        torch::cat({noise.to(torch::kFloat).sin(), part.data.narrow(1, 0, 1) * 0.1}, 1));
+        torch::cat({noise.to(torch::kFloat).sin(), micro_batch.data.narrow(1, 0, 1) * 0.1}, 1));
   }
 
   // `frozen`: the gradient passes through, and leaves nothing behind.

@@ -46,7 +46,7 @@ struct Training {
 
   void minimize(int64_t step) {
     optimizer.minimize(small_batch(8, step),
-                       [&](const Batch& part) { return mean_loss(net, part); });
+                       [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
   }
 
   torch::nn::Sequential net = small_net();

@@ -24,10 +24,10 @@ using Steady = std::chrono::steady_clock;
 
 constexpr std::array<char, 8> kWord = {'f', 'l', 'e', 'e', 't', 'c', 'l', '1'};
 constexpr size_t kQuestionBytes = 16, kAnswerBytes = 32;
-constexpr int kQuestions = 9;       // of one host: enough for a median that one late answer
-                                    // does not move
-constexpr int kMostQuestions = 64;  // that a server answers on one connection
-constexpr size_t kMostHosts = 64;   // at once
+constexpr int kQuestions = 9;      // of one host: enough for a median that one late answer
+                                   // does not move
+constexpr int kMaxQuestions = 64;  // that a server answers on one connection
+constexpr size_t kMaxHosts = 64;   // at once
 constexpr auto kSilence = std::chrono::seconds(2);
 
 void put(char* at, int64_t number) {
@@ -132,7 +132,7 @@ struct ClockServer::Connection {
     got += static_cast<size_t>(read);
     if (got < question.size()) return true;
     const auto arrived = clock();
-    if (!begins_with_word(question.data()) || answered == kMostQuestions) return false;
+    if (!begins_with_word(question.data()) || answered == kMaxQuestions) return false;
     std::array<char, kAnswerBytes> text{};
     std::copy(question.begin(), question.end(), text.begin());
     put(text.data() + 16, arrived);
@@ -186,7 +186,7 @@ int ClockServer::serve_for(std::chrono::milliseconds time) {
     std::vector<pollfd> wanted;
     for (const auto& connection : connections)
       wanted.push_back({connection.socket.get(), POLLIN, 0});
-    if (connections.size() < kMostHosts) wanted.push_back({socket_.get(), POLLIN, 0});
+    if (connections.size() < kMaxHosts) wanted.push_back({socket_.get(), POLLIN, 0});
     // Wakes up regularly to close silent connections.
     if (::poll(wanted.data(), wanted.size(), std::min(200, milliseconds_until(deadline))) < 0 &&
         errno != EINTR)

@@ -101,7 +101,7 @@ int convert(int argc, char** argv) {
     check_overwrites_nothing({to}, {{options.from, "the file of --from"}});
     check_output_file(to);
   }
-  const auto model = model_without_numbers(options.model, options.vocab, options.classes);
+  const auto model = meta_model(options.model, options.vocab, options.classes);
   const SafetensorsFile file(options.from);
   const auto match = match_weights(model, file);
   check_weights(match, file, /*strict=*/true);

@@ -30,7 +30,7 @@ using State = Finding::State;
 using Steady = std::chrono::steady_clock;
 
 constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
-constexpr int64_t kFirstBytes = 4 * kMiB, kMostBytes = 64 * kMiB;
+constexpr int64_t kFirstBytes = 4 * kMiB, kMaxBytes = 64 * kMiB;
 constexpr double kProbeSeconds = 0.4;  // about so long for what is written, and for what is read
 // Parameters with Adam's state in fp32, and three snapshots at once: --keep 2 and the next one.
 constexpr int64_t kBytesPerParameter = 12, kSnapshotsAtOnce = 3;
@@ -140,7 +140,7 @@ Speed measure(FolderUse use, const fs::path& folder, const Descriptor& file) {
   if (!first.failure.empty()) return first;
   const auto slower = std::min(first.write, first.read);
   const auto bytes =
-      std::min(kMostBytes, static_cast<int64_t>(slower * kProbeSeconds) / kMiB * kMiB);
+      std::min(kMaxBytes, static_cast<int64_t>(slower * kProbeSeconds) / kMiB * kMiB);
   return bytes <= kFirstBytes ? first : once(bytes);
 }
 
@@ -201,7 +201,7 @@ std::vector<Finding> probe(FolderUse use, const fs::path& asked) {
                             left / (kBytesPerParameter * kSnapshotsAtOnce) / 1'000'000);
   }
   if (left < kGiB || (room.f_files > 0 && room.f_favail < 100)) {
-    finding.state = left < 2 * kMostBytes ? State::kProblem : State::kAdvice;
+    finding.state = left < 2 * kMaxBytes ? State::kProblem : State::kAdvice;
     finding.fix = "make room on this disk, or give another folder";
     if (finding.state == State::kProblem) return {finding};
   }

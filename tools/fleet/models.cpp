@@ -7,8 +7,8 @@
 
 namespace fleet::tool {
 
-std::shared_ptr<torch::nn::Module> model_without_numbers(const std::string& name, int64_t vocab,
-                                                         int64_t classes) {
+std::shared_ptr<torch::nn::Module> meta_model(const std::string& name, int64_t vocab,
+                                              int64_t classes) {
   const auto [application, preset] = applications::preset_named(name);
   const bool has_vocab = application.samples == applications::SampleKind::kTokens;
   if ((has_vocab ? classes : vocab) > 0) {

@@ -13,7 +13,7 @@ namespace fleet::tool {
 /// One of applications::preset_names() on the meta device: names and shapes, no numbers. `vocab`
 /// and `classes` take the place of the model's own when above 0; a model without such a size
 /// refuses them.
-std::shared_ptr<torch::nn::Module> model_without_numbers(const std::string& name, int64_t vocab,
-                                                         int64_t classes);
+std::shared_ptr<torch::nn::Module> meta_model(const std::string& name, int64_t vocab,
+                                              int64_t classes);
 
 }  // namespace fleet::tool

@@ -106,7 +106,7 @@ PlanModelOptions model_options(const PlanCommandOptions& options) {
           .rates = {.flops = options.gflops * kGiga, .bytes = options.bandwidth * kGiga},
           .offload = {.write = options.offload_speed * kGiga,
                       .read = options.offload_speed * kGiga,
-                      .compute_share =
+                      .compute_slowdown =
                           options.offload_speed / options.bandwidth}};  // of memory's bandwidth
 }
 
@@ -115,7 +115,7 @@ std::string sample_of(const PlanCommandOptions& options) {
 }
 
 struct Asked {
-  std::optional<Way> way;  // the quickest that fits
+  std::optional<RecomputeMode> mode;  // the quickest that fits
   std::shared_ptr<const Plan> plan;
 };
 
@@ -123,8 +123,9 @@ struct Asked {
 // all: shapes of any size cannot even be counted.
 Asked ask(PlanModel& model, int64_t batch, int64_t largest, int64_t budget) {
   if (batch > largest) return {};
-  for (const auto way : {Way::kPlain, Way::kPlanned, Way::kPlannedWithOffload}) {
-    if (auto plan = plan_within(model, way, batch, budget)) return {way, plan};
+  for (const auto mode :
+       {RecomputeMode::kPlain, RecomputeMode::kPlanned, RecomputeMode::kPlannedWithOffload}) {
+    if (auto plan = plan_within(model, mode, batch, budget)) return {mode, plan};
   }
   return {};
 }
@@ -139,12 +140,13 @@ void draw(PlanModel& model, const PlanCommandOptions& options, int64_t batch, in
       .budget = budget};
   const auto everything = memory::keep_everything(profile);
   const auto blocks = memory::recompute_between_checkpoints(profile);
-  const std::pair<Way, const Plan*> plans[] = {
-      {Way::kPlain, &everything}, {Way::kEveryBlock, &blocks}, {Way::kPlanned, &planned}};
-  for (const auto& [way, plan] : plans) {
+  const std::pair<RecomputeMode, const Plan*> plans[] = {{RecomputeMode::kPlain, &everything},
+                                                         {RecomputeMode::kEveryBlock, &blocks},
+                                                         {RecomputeMode::kPlanned, &planned}};
+  for (const auto& [mode, plan] : plans) {
     auto prediction = simulation.predict(*plan);
-    picture.lines.push_back(
-        {std::string(name_of(way)), std::move(prediction.forward), std::move(prediction.backward)});
+    picture.lines.push_back({std::string(name_of(mode)), std::move(prediction.forward),
+                             std::move(prediction.backward)});
   }
   picture.curve = memory::time_over_memory(profile);
   write(options.svg, picture.svg());
@@ -176,25 +178,27 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
                  byte_size_text(batch.plan->predicted_peak), milliseconds(seconds),
                  milliseconds(kept), added_time(seconds, kept)));
     json += format(
-        "{}\n    {{\"way\": \"{}\", \"batch\": {}, \"peak_bytes\": {}, "
+        "{}\n    {{\"mode\": \"{}\", \"batch\": {}, \"peak_bytes\": {}, "
         "\"seconds_per_sample\": {:.6g}, \"plain_seconds_per_sample\": {:.6g}}}",
         json.empty() ? "" : ",", name, batch.samples, batch.plan->predicted_peak, seconds, kept);
   };
-  const auto plain = largest_batch(model, Way::kPlain, budget);
+  const auto plain = largest_batch(model, RecomputeMode::kPlain, budget);
   const bool has_blocks = model.has_checkpoints();
-  const auto blocks = has_blocks ? largest_batch(model, Way::kEveryBlock, budget) : LargestBatch();
-  const auto planned = largest_batch(model, Way::kPlanned, budget);
-  const auto offloaded = largest_batch(model, Way::kPlannedWithOffload, budget);
+  const auto blocks =
+      has_blocks ? largest_batch(model, RecomputeMode::kEveryBlock, budget) : LargestBatch();
+  const auto planned = largest_batch(model, RecomputeMode::kPlanned, budget);
+  const auto offloaded = largest_batch(model, RecomputeMode::kPlannedWithOffload, budget);
   row("plain, largest", plain);
   if (has_blocks) row("every block, largest", blocks);
   if (blocks.samples > 0) {
-    if (auto plan = plan_within(model, Way::kPlanned, blocks.samples, budget)) {
+    if (auto plan = plan_within(model, RecomputeMode::kPlanned, blocks.samples, budget)) {
       row("planned, as many", {blocks.samples, std::move(plan)});
     }
   }
   row("planned, largest", planned);
   if (planned.samples > 0) {
-    if (auto plan = plan_within(model, Way::kPlannedWithOffload, planned.samples, budget)) {
+    if (auto plan =
+            plan_within(model, RecomputeMode::kPlannedWithOffload, planned.samples, budget)) {
       row("with offload, as many", {planned.samples, std::move(plan)});
     }
   }
@@ -215,16 +219,16 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
       drawn = {options.batch, asked.plan};
       print(format("\nbatch {} fits {}: {}, {} at the peak, {:.3f} s a step ({} against plain)",
                    options.batch,
-                   asked.way == Way::kPlain     ? "as it is"
-                   : asked.way == Way::kPlanned ? "by a plan"
-                                                : "by a plan with offload",
+                   asked.mode == RecomputeMode::kPlain     ? "as it is"
+                   : asked.mode == RecomputeMode::kPlanned ? "by a plan"
+                                                           : "by a plan with offload",
                    asked.plan->describe(), byte_size_text(asked.plan->predicted_peak),
                    asked.plan->predicted_seconds,
                    added_time(asked.plan->predicted_seconds, asked.plan->plain_seconds)));
       asked_json = format(
-          ",\n  \"asked\": {{\"batch\": {}, \"fits\": true, \"way\": \"{}\", \"peak_bytes\": {}, "
+          ",\n  \"asked\": {{\"batch\": {}, \"fits\": true, \"mode\": \"{}\", \"peak_bytes\": {}, "
           "\"seconds\": {:.6g}}}",
-          options.batch, name_of(*asked.way), asked.plan->predicted_peak,
+          options.batch, name_of(*asked.mode), asked.plan->predicted_peak,
           asked.plan->predicted_seconds);
     } else {
       const auto parts = (options.batch + offloaded.samples - 1) / offloaded.samples;
@@ -259,14 +263,14 @@ void compare_with_guide(PlanCommandOptions options) {
     options.amp = amp;
     PlanModel model(model_options(options));
     auto& column = columns[amp ? 1 : 0];
-    column = {largest_batch(model, Way::kPlain, kBudget),
-              largest_batch(model, Way::kEveryBlock, kBudget),
-              largest_batch(model, Way::kPlanned, kBudget),
-              largest_batch(model, Way::kPlannedWithOffload, kBudget)};
+    column = {largest_batch(model, RecomputeMode::kPlain, kBudget),
+              largest_batch(model, RecomputeMode::kEveryBlock, kBudget),
+              largest_batch(model, RecomputeMode::kPlanned, kBudget),
+              largest_batch(model, RecomputeMode::kPlannedWithOffload, kBudget)};
   }
-  const auto speed = [](const LargestBatch& way) {
-    return format("{} ({:.2f})", way.samples,
-                  way.plan->plain_seconds / way.plan->predicted_seconds);
+  const auto speed = [](const LargestBatch& mode) {
+    return format("{} ({:.2f})", mode.samples,
+                  mode.plan->plain_seconds / mode.plan->predicted_seconds);
   };
   print(format("BERT-large on one card of 32 GiB: largest batch (speed against plain)"));
   print(format("{:<46}{:>10}{:>14}{:>18}", "", "plain", "recompute", "recompute + amp"));

@@ -20,9 +20,9 @@ namespace {
 namespace apps = applications;
 using memory::Plan;
 
-memory::PlanOptions plan_options(const PlanModel& model, Way way, int64_t budget = 0) {
+memory::PlanOptions plan_options(const PlanModel& model, RecomputeMode mode, int64_t budget = 0) {
   memory::PlanOptions options{.budget = budget};
-  if (way == Way::kPlannedWithOffload) options.disk = model.offload();
+  if (mode == RecomputeMode::kPlannedWithOffload) options.disk = model.offload();
   return options;
 }
 
@@ -36,12 +36,13 @@ bool is_text_model(const std::string& name) {
   return apps::preset_named(name).application.samples == apps::SampleKind::kTokens;
 }
 
-// Of the least that this way can do with so many samples.
-int64_t least_peak(PlanModel& model, Way way, int64_t samples) {
+// Of the least that this mode can do with so many samples.
+int64_t least_peak(PlanModel& model, RecomputeMode mode, int64_t samples) {
   const auto& profile = model.profile(samples);
-  if (way == Way::kPlain) return memory::keep_everything(profile).predicted_peak;
-  if (way == Way::kEveryBlock) return memory::recompute_between_checkpoints(profile).predicted_peak;
-  return memory::least_memory(profile, plan_options(model, way)).predicted_peak;
+  if (mode == RecomputeMode::kPlain) return memory::keep_everything(profile).predicted_peak;
+  if (mode == RecomputeMode::kEveryBlock)
+    return memory::recompute_between_checkpoints(profile).predicted_peak;
+  return memory::least_memory(profile, plan_options(model, mode)).predicted_peak;
 }
 
 }  // namespace
@@ -98,47 +99,47 @@ const memory::StepProfile& PlanModel::profile(int64_t samples) {
   return profiles_.emplace(samples, std::move(profile)).first->second;
 }
 
-std::string_view name_of(Way way) {
-  switch (way) {
-    case Way::kPlain:
+std::string_view name_of(RecomputeMode mode) {
+  switch (mode) {
+    case RecomputeMode::kPlain:
       return "plain";
-    case Way::kEveryBlock:
+    case RecomputeMode::kEveryBlock:
       return "every block";
-    case Way::kPlanned:
+    case RecomputeMode::kPlanned:
       return "planned";
-    case Way::kPlannedWithOffload:
+    case RecomputeMode::kPlannedWithOffload:
       return "planned + offload";
   }
   return "";
 }
 
-std::shared_ptr<const Plan> plan_within(PlanModel& model, Way way, int64_t samples,
+std::shared_ptr<const Plan> plan_within(PlanModel& model, RecomputeMode mode, int64_t samples,
                                         int64_t budget) {
   const auto& profile = model.profile(samples);
   std::optional<Plan> plan;
-  if (way == Way::kPlain) {
+  if (mode == RecomputeMode::kPlain) {
     plan = memory::keep_everything(profile);
-  } else if (way == Way::kEveryBlock) {
+  } else if (mode == RecomputeMode::kEveryBlock) {
     plan = memory::recompute_between_checkpoints(profile);
   } else {
-    plan = memory::make_plan(profile, plan_options(model, way, budget));
+    plan = memory::make_plan(profile, plan_options(model, mode, budget));
   }
   if (!plan || plan->predicted_peak > budget) return nullptr;
   return std::make_shared<const Plan>(std::move(*plan));
 }
 
 // Memory grows evenly with the batch, or nearly so: two batches tell where to look.
-LargestBatch largest_batch(PlanModel& model, Way way, int64_t budget) {
+LargestBatch largest_batch(PlanModel& model, RecomputeMode mode, int64_t budget) {
   constexpr int64_t kFirst = 4, kSecond = 8;
   LargestBatch best;
   const auto fits = [&](int64_t samples) {
-    auto plan = plan_within(model, way, samples, budget);
+    auto plan = plan_within(model, mode, samples, budget);
     if (!plan) return false;
     best = {samples, std::move(plan)};
     return true;
   };
-  const auto first = static_cast<double>(least_peak(model, way, kFirst));
-  const auto second = static_cast<double>(least_peak(model, way, kSecond));
+  const auto first = static_cast<double>(least_peak(model, mode, kFirst));
+  const auto second = static_cast<double>(least_peak(model, mode, kSecond));
   const double slope = std::max((second - first) / (kSecond - kFirst), 1.0);
   const auto guess = kFirst + static_cast<int64_t>((static_cast<double>(budget) - first) / slope);
   int64_t low = 0, high = 0;  // the largest that fits, the smallest that does not

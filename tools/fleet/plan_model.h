@@ -55,12 +55,12 @@ class PlanModel {
 };
 
 /// What recompute can be told to do.
-enum class Way { kPlain, kEveryBlock, kPlanned, kPlannedWithOffload };
-std::string_view name_of(Way way);
+enum class RecomputeMode { kPlain, kEveryBlock, kPlanned, kPlannedWithOffload };
+std::string_view name_of(RecomputeMode mode);
 
 /// The plan by which a step of so many samples stays within the budget; none when there is none.
-std::shared_ptr<const memory::Plan> plan_within(PlanModel& model, Way way, int64_t samples,
-                                                int64_t budget);
+std::shared_ptr<const memory::Plan> plan_within(PlanModel& model, RecomputeMode mode,
+                                                int64_t samples, int64_t budget);
 
 struct LargestBatch {
   int64_t samples = 0;  // 0: not one fits
@@ -70,6 +70,6 @@ struct LargestBatch {
     return plan->predicted_seconds / static_cast<double>(samples);
   }
 };
-LargestBatch largest_batch(PlanModel& model, Way way, int64_t budget);
+LargestBatch largest_batch(PlanModel& model, RecomputeMode mode, int64_t budget);
 
 }  // namespace fleet::tool

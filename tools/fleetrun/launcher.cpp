@@ -23,14 +23,14 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kArea = "fleetrun";
-constexpr auto kLookEvery = 50ms;
+constexpr auto kPollInterval = 50ms;
 constexpr auto kCollect = 300ms;       // the peers of a crashed rank fail within milliseconds
 constexpr auto kPeerReports = 2000ms;  // in which its peers may report and end by themselves
 constexpr auto kRootCauseWait = 3s;    // for node 0's choice
 constexpr auto kLeaveMargin = 5s;      // beyond the grace that every node gives its ranks
 constexpr auto kIsStopped = "is stopped (SIGSTOP or a debugger)";
 constexpr auto kLogEvery = 10s;
-constexpr auto kLookForStopped = 1s;
+constexpr auto kStoppedCheckInterval = 1s;
 constexpr auto kPeersFirst = 5s;       // their errors are more specific
 constexpr double kUsualLimit_s = 600;  // of fleet::init
 
@@ -125,10 +125,10 @@ std::optional<int> Launcher::back_off() {
   const auto pause = pause_.next();
   if (pause == 0s || cluster_.node_rank != 0) return std::nullopt;
   log::info(kArea, format("{} attempts in a row failed within {} s: the next one begins in {} s",
-                          pause_.in_a_row(), RestartPause::kAtOnce.count(), pause.count()));
+                          pause_.in_a_row(), RestartBackoff::kAtOnce.count(), pause.count()));
   const auto end = Clock::now() + pause;
   while (Clock::now() < end) {
-    const auto signal = inbox_.next(kLookEvery);
+    const auto signal = inbox_.next(kPollInterval);
     if (signal && *signal != SIGCHLD) return signal;
   }
   return std::nullopt;
@@ -171,7 +171,7 @@ std::optional<Failure> Launcher::run_attempt(NodeCoordinator& coordinator, int a
   }
   WorkerGroup& workers = *started;
   const auto stop = supervise(coordinator, workers, attempt);
-  look_for_full_disk(workers);
+  warn_of_full_disk(workers);
   if (!stop) return std::nullopt;
 
   // Before the ranks are ended, which may take the whole grace period: the other nodes wait for it.
@@ -191,7 +191,7 @@ std::optional<Failure> Launcher::gather(NodeCoordinator& coordinator) {
       coordinator.report(*failure);
       return failure;
     }
-    const auto signal = inbox_.next(kLookEvery);
+    const auto signal = inbox_.next(kPollInterval);
     if (signal && *signal != SIGCHLD) return report_stop(coordinator, *signal);
   }
 }
@@ -241,7 +241,7 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeCoordinator& coordinator,
   bool done_here = false;
   stopped_since_.clear();
   while (true) {
-    const auto signal = inbox_.next(kLookEvery);
+    const auto signal = inbox_.next(kPollInterval);
     if (signal && *signal != SIGCHLD) {
       const auto stopped = stopped_by(*signal);
       coordinator.report(stopped);
@@ -263,8 +263,8 @@ std::optional<Launcher::Stop> Launcher::supervise(NodeCoordinator& coordinator,
       failed_here = true;
     }
     if (!failed_here) restart_failed_ranks(restart_policy, workers, attempt);
-    look_for_stopped(workers);
-    look_for_full_disk(workers);
+    check_stopped(workers);
+    warn_of_full_disk(workers);
     if (const auto rank = stopped_too_long(workers); rank && !failed_at) {
       if (options_.elastic) {
         workers.worker(*rank).send(SIGKILL);  // so that it is restarted like any other lost rank
@@ -304,9 +304,9 @@ Launcher::Stop Launcher::stop_after(std::vector<Failure> failures, const WorkerG
   return {std::move(failures), std::move(termination)};
 }
 
-void Launcher::look_for_stopped(WorkerGroup& workers) {
-  if (Clock::now() < next_look_) return;
-  next_look_ = Clock::now() + kLookForStopped;
+void Launcher::check_stopped(WorkerGroup& workers) {
+  if (Clock::now() < next_check_) return;
+  next_check_ = Clock::now() + kStoppedCheckInterval;
   const auto stopped = workers.stopped();
   if (!stopped.empty() || !stopped_since_.empty()) workers.fresh_line();
   std::map<size_t, Clock::time_point> now;
@@ -354,7 +354,7 @@ Failure Launcher::agree(NodeCoordinator& coordinator) const {
     const auto state = coordinator.state();
     if (state.root_cause) return *state.root_cause;
     if (Clock::now() >= deadline && !state.failures.empty()) return first_cause(state.failures);
-    inbox_.next(kLookEvery);
+    inbox_.next(kPollInterval);
   }
 }
 
@@ -411,7 +411,7 @@ Failure Launcher::describe_left_in_order(const WorkerGroup& workers, size_t loca
           .log = (*logs_)[asked].path()};
 }
 
-void Launcher::look_for_full_disk(WorkerGroup& workers) {
+void Launcher::warn_of_full_disk(WorkerGroup& workers) {
   const auto text = logs_->new_write_error();
   if (!text) return;
   workers.fresh_line();

@@ -13,7 +13,7 @@
 #include "tools/fleetrun/nodes/rendezvous.h"
 #include "tools/fleetrun/options.h"
 #include "tools/fleetrun/process/worker_group.h"
-#include "tools/fleetrun/restart_pause.h"
+#include "tools/fleetrun/restart_backoff.h"
 #include "tools/fleetrun/restart_policy.h"
 
 namespace fleet::launch {
@@ -61,7 +61,7 @@ class Launcher {
                                             std::chrono::duration<double> waited);
   Failure report_stop(NodeCoordinator& coordinator, int signal) const;
   /// Logs which ranks are stopped, and which run again.
-  void look_for_stopped(WorkerGroup& workers);
+  void check_stopped(WorkerGroup& workers);
   /// A rank that has been stopped for longer than its peers wait.
   std::optional<size_t> stopped_too_long(const WorkerGroup& workers) const;
   Failure describe_stopped(const WorkerGroup& workers, size_t local_rank) const;
@@ -70,7 +70,7 @@ class Launcher {
   Stop stop_after(std::vector<Failure> failures, const WorkerGroup& workers, int asked_by) const;
 
   /// Warns once that a log cannot be written.
-  void look_for_full_disk(WorkerGroup& workers);
+  void warn_of_full_disk(WorkerGroup& workers);
   Failure describe(WorkerGroup& workers, size_t local_rank) const;
   Failure describe_left_in_order(const WorkerGroup& workers, size_t local_rank) const;
   std::string name_of(const WorkerGroup& workers, size_t local_rank) const;
@@ -86,9 +86,9 @@ class Launcher {
   std::optional<LogFolderLock> log_lock_;
   std::optional<WorkerLogs> logs_;  // from `prepare` on
   int max_restarts_ = 0;
-  RestartPause pause_;
+  RestartBackoff pause_;
   std::map<size_t, std::chrono::steady_clock::time_point> stopped_since_;  // local ranks
-  std::chrono::steady_clock::time_point next_look_;
+  std::chrono::steady_clock::time_point next_check_;
   std::chrono::steady_clock::time_point next_log_;
   Cluster cluster_;
 };

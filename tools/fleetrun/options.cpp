@@ -13,7 +13,7 @@
 namespace fleet::launch {
 namespace {
 
-constexpr int kMostRanks = 65536;
+constexpr int kMaxRanks = 65536;
 
 // Names as Slurm writes them; the commas in brackets have ended words of the list.
 std::vector<std::string> expanded(const std::vector<std::string>& names) {
@@ -77,7 +77,7 @@ const FieldList& fields_of(const Options*) {
           field<&Options::nproc_per_node>("nproc_per_node",
                                           "ranks on this node; none: one per --gpus, else 1")
               .at_least(1)
-              .at_most(kMostRanks)
+              .at_most(kMaxRanks)
               .in_unit("processes"),
           field<&Options::gpus>("gpus", "GPUs of this node, one rank each: 0,1"),
           field<&Options::ips>(
@@ -86,10 +86,10 @@ const FieldList& fields_of(const Options*) {
               "first is the master"),
           field<&Options::nnodes>("nnodes", "instead of --ips: how many nodes")
               .at_least(1)
-              .at_most(kMostRanks),
+              .at_most(kMaxRanks),
           field<&Options::node_rank>("node_rank", "with --nnodes: which one this is; 0: the master")
               .at_least(0)
-              .at_most(kMostRanks),
+              .at_most(kMaxRanks),
           field<&Options::master>("master", "with --nnodes: HOST:PORT of the store on node 0"),
           field<&Options::master_port>("master_port", "with --ips: port of the store on the first")
               .at_least(1)
@@ -109,7 +109,7 @@ const FieldList& fields_of(const Options*) {
                                    "fails, which is restarted up to --max_restarts times"),
           field<&Options::min_ranks>("min_ranks", "with --elastic: the job ends with fewer")
               .at_least(1)
-              .at_most(kMostRanks),
+              .at_most(kMaxRanks),
           field<&Options::grace_s>("grace_s", "from SIGTERM to SIGKILL")
               .at_least(0)
               .at_most(86400)

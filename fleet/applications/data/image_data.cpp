@@ -91,7 +91,7 @@ const FieldList& fields_of(const ImageDataOptions*) {
               .at_least(0),
           field<&D::samples>("samples", "of synthetic data to train on; a fifth more to test with")
               .at_least(1)
-              .at_most(kMostSyntheticSamples)
+              .at_most(kMaxSyntheticSamples)
               .in_unit("images"),
       }};
   return list;

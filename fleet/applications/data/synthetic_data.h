@@ -16,7 +16,7 @@ namespace fleet::applications {
 //   DataLoader test(synthetic_images(10, 64, {.first = 1000, .count = 200}), {.batch_size = 50});
 
 /// What a flag may ask for: more would be made for hours before the first update.
-inline constexpr int64_t kMostSyntheticSamples = int64_t{1} << 24;
+inline constexpr int64_t kMaxSyntheticSamples = int64_t{1} << 24;
 
 /// Samples [first, first + count) of a task.
 struct SampleRange {

@@ -93,7 +93,7 @@ struct ElasticGroup::Shared : ThreadStop {
     wake.notify_all();
     return future;
   }
-  void inject_fault(ElasticOptions::Moment moment) const {
+  void inject_fault(ElasticOptions::FaultPoint moment) const {
     if (elastic.inject_fault) elastic.inject_fault(moment, progress.finished + 1);
   }
   void form_group();
@@ -108,10 +108,10 @@ struct ElasticGroup::Shared : ThreadStop {
   bool exchange(Collective& call);
   void exchange_tensors(const Collective& call);
   void finish(int64_t number, int64_t generation);
-  void admit_asking(const Collective& call);
+  void admit_requests(const Collective& call);
   void ask_to_join();
   void watch();
-  bool has_lost_member() { return !liveness.gone_among(membership.current().slots()).empty(); }
+  bool has_lost_member() { return !liveness.lost_among(membership.current().slots()).empty(); }
 
   bool regroup();
   void regroup_or_throw(milliseconds waited);
@@ -182,7 +182,7 @@ void ElasticGroup::Shared::run_collective(Collective& call) {
   current = &call;
   while (progress.finished < number) {
     const auto begin = Clock::now();
-    inject_fault(ElasticOptions::Moment::kBarrier);
+    inject_fault(ElasticOptions::FaultPoint::kBarrier);
     if (enter_barrier(number, call) && exchange(call)) {
       finish(number, membership.current().number);
     } else {
@@ -190,7 +190,7 @@ void ElasticGroup::Shared::run_collective(Collective& call) {
     }
   }
   current = nullptr;
-  if (call.kind == Collective::Kind::kAdmit) admit_asking(call);
+  if (call.kind == Collective::Kind::kAdmit) admit_requests(call);
 }
 
 // Who waits long leaves a key, so that each can tell who is missing. Short waits cost nothing.
@@ -268,15 +268,16 @@ bool ElasticGroup::Shared::exchange(Collective& call) {
     std::vector<int> all(static_cast<size_t>(size));
     std::iota(all.begin(), all.end(), 0);
     const auto empty = without(all, membership.current().ranks());
-    for (const auto& slot : membership.asking(empty)) call.tensors[0][slot.rank] = slot.incarnation;
+    for (const auto& slot : membership.join_requests(empty))
+      call.tensors[0][slot.rank] = slot.incarnation;
   }
   saved.clear();
   for (const auto& tensor : call.tensors) saved.push_back(tensor.detach().clone());
   set_waits_for(without(membership.current().ranks(), {rank}));
   try {
-    inject_fault(ElasticOptions::Moment::kExchange);
+    inject_fault(ElasticOptions::FaultPoint::kExchange);
     exchange_tensors(call);
-    inject_fault(ElasticOptions::Moment::kEnd);
+    inject_fault(ElasticOptions::FaultPoint::kEnd);
   } catch (const std::exception&) {  // a connection broke or timed out
     copy(saved, call.tensors);
     return false;
@@ -313,7 +314,7 @@ void ElasticGroup::Shared::finish(int64_t number, int64_t generation) {
   present = std::move(ranks);
 }
 
-void ElasticGroup::Shared::admit_asking(const Collective& call) {
+void ElasticGroup::Shared::admit_requests(const Collective& call) {
   const auto& incarnations = call.tensors[0];
   invitation = {.after = progress.finished};
   for (int slot = 0; slot < size; ++slot) {
@@ -322,7 +323,7 @@ void ElasticGroup::Shared::admit_asking(const Collective& call) {
   }
   const auto is_done = [&](const Slot& guest) {
     const auto slots = membership.current().slots();
-    return std::find(slots.begin(), slots.end(), guest) != slots.end() || liveness.is_gone(guest);
+    return std::find(slots.begin(), slots.end(), guest) != slots.end() || liveness.is_lost(guest);
   };
   while (!std::all_of(invitation.slots.begin(), invitation.slots.end(), is_done)) {
     regroup_or_throw({});
@@ -332,9 +333,9 @@ void ElasticGroup::Shared::admit_asking(const Collective& call) {
 
 void ElasticGroup::Shared::ask_to_join() {
   liveness.begin_wait();
-  membership.ask();
+  membership.request_join();
   while (true) {
-    if (const auto invited = membership.invited()) {
+    if (const auto invited = membership.invitation()) {
       progress = {.invited_after = invited->after};
       if (regroup()) break;
     }
@@ -342,7 +343,7 @@ void ElasticGroup::Shared::ask_to_join() {
       throw Error("elastic", format("the training ended before rank {} could rejoin", rank));
     }
     const auto members = membership.last().slots();
-    if (liveness.gone_among(members).size() == members.size()) {
+    if (liveness.lost_among(members).size() == members.size()) {
       throw RestartNeeded("elastic",
                           format("rank {} rejoined, and no member of the group is left", rank),
                           "restart all ranks: fleetrun does so with --max_restarts");
@@ -378,7 +379,7 @@ bool ElasticGroup::Shared::regroup() {
   const auto before = membership.current().ranks();
   while (true) {
     connections.drop();  // pending calls of the other members fail, and they regroup too
-    inject_fault(ElasticOptions::Moment::kRegroup);
+    inject_fault(ElasticOptions::FaultPoint::kRegroup);
     const auto next = membership.next(progress, invitation);
     if (!next) return false;
     check(*next);

@@ -21,8 +21,8 @@ struct ElasticOptions {
   /// Fault injection for tests: called in the group's thread before a call's barrier, its exchange,
   /// its end, and a new generation. During an exchange, throwing a std::exception simulates a
   /// broken connection; anything else ends this rank.
-  enum class Moment { kBarrier, kExchange, kEnd, kRegroup };
-  std::function<void(Moment, int64_t call)> inject_fault = {};
+  enum class FaultPoint { kBarrier, kExchange, kEnd, kRegroup };
+  std::function<void(FaultPoint, int64_t call)> inject_fault = {};
 };
 
 /// A group that continues when ranks are lost. Every rank has a slot for the whole job; the slot of

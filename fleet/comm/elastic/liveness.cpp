@@ -21,10 +21,10 @@ constexpr auto kSampleAfter = 1s;  // most waits end earlier, and each heartbeat
 constexpr auto kSampleEvery = 300ms;
 constexpr milliseconds kSilence{1800};  // shorter could be a late heartbeat
 // The time in which this process itself was stopped does not count.
-constexpr milliseconds kMostPerSample{600};
+constexpr milliseconds kMaxPerSample{600};
 
 std::string who_key(const Slot& slot) { return format("who/{}/{}", slot.rank, slot.incarnation); }
-std::string gone_key(const Slot& slot) { return format("gone/{}/{}", slot.rank, slot.incarnation); }
+std::string lost_key(const Slot& slot) { return format("lost/{}/{}", slot.rank, slot.incarnation); }
 std::string incarnations_key(int rank) { return format("incarnations/{}", rank); }
 std::string taken_key(int rank) { return format("taken/{}", rank); }
 
@@ -55,22 +55,22 @@ void Liveness::begin_wait(milliseconds waited) {
   waited_ = waited;
 }
 
-std::vector<Slot> Liveness::gone_among(const std::vector<Slot>& slots) {
+std::vector<Slot> Liveness::lost_among(const std::vector<Slot>& slots) {
   std::vector<Slot> found;
   const auto changes = table_.add("changes", 0);
   for (const auto& slot : slots) {
-    if (!gone_.contains(slot)) {
-      const bool is_gone =
-          has_ended_here(slot) || is_declared_gone(slot, changes) || has_no_heartbeat(slot);
-      if (is_gone) gone_.insert(slot);
+    if (!lost_.contains(slot)) {
+      const bool is_lost =
+          has_ended_here(slot) || is_declared_lost(slot, changes) || has_no_heartbeat(slot);
+      if (is_lost) lost_.insert(slot);
     }
-    if (gone_.contains(slot)) found.push_back(slot);
+    if (lost_.contains(slot)) found.push_back(slot);
   }
   return found;
 }
 
-void Liveness::declare_gone(const Slot& slot) {
-  table_.set(gone_key(slot), "1");
+void Liveness::declare_lost(const Slot& slot) {
+  table_.set(lost_key(slot), "1");
   table_.add("changes", 1);
 }
 
@@ -92,12 +92,12 @@ bool Liveness::has_ended_here(const Slot& slot) {
   return state.has_ended() || state.started != process.started;
 }
 
-bool Liveness::is_declared_gone(const Slot& slot, int64_t changes) {
+bool Liveness::is_declared_lost(const Slot& slot, int64_t changes) {
   auto& asked = asked_[slot];
   if (asked == changes) return false;
   asked = changes;
   return table_.add(incarnations_key(slot.rank), 0) > slot.incarnation ||
-         table_.try_get(gone_key(slot)).has_value();
+         table_.try_get(lost_key(slot)).has_value();
 }
 
 bool Liveness::has_no_heartbeat(const Slot& slot) {
@@ -115,11 +115,11 @@ bool Liveness::has_no_heartbeat(const Slot& slot) {
   const auto beat = PeerWatch::heartbeat_of(store_, slot.rank);
   const auto passed = std::chrono::duration_cast<milliseconds>(now - sample.sampled);
   sample.silent =
-      beat == sample.beat ? sample.silent + std::min(passed, kMostPerSample) : milliseconds(0);
+      beat == sample.beat ? sample.silent + std::min(passed, kMaxPerSample) : milliseconds(0);
   sample.beat = beat;
   sample.sampled = now;
   if (sample.silent < limit) return false;
-  declare_gone(slot);
+  declare_lost(slot);
   return true;
 }
 

@@ -30,7 +30,7 @@ struct Slot {
 /// agree; a process that was declared lost and resumes reads that too.
 ///
 ///   Liveness liveness(store, rank, 60s);
-///   while (!done() && liveness.gone_among(others).empty()) wait_a_little();
+///   while (!done() && liveness.lost_among(others).empty()) wait_a_little();
 class Liveness {
  public:
   /// Takes the slot of `rank`.
@@ -41,13 +41,13 @@ class Liveness {
   std::optional<Slot> slot_of(int rank, std::chrono::milliseconds limit);
 
   /// One store request for any number of slots, unless something has changed.
-  std::vector<Slot> gone_among(const std::vector<Slot>& slots);
-  bool is_gone(const Slot& slot) { return !gone_among({slot}).empty(); }
+  std::vector<Slot> lost_among(const std::vector<Slot>& slots);
+  bool is_lost(const Slot& slot) { return !lost_among({slot}).empty(); }
 
   /// The time without a heartbeat counts from now, or from `waited` ago.
   void begin_wait(std::chrono::milliseconds waited = {});
 
-  void declare_gone(const Slot& slot);
+  void declare_lost(const Slot& slot);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -64,7 +64,7 @@ class Liveness {
 
   const Process& process_of(const Slot& slot);
   bool has_ended_here(const Slot& slot);
-  bool is_declared_gone(const Slot& slot, int64_t changes);
+  bool is_declared_lost(const Slot& slot, int64_t changes);
   bool has_no_heartbeat(const Slot& slot);
 
   Store store_;  // with PeerWatch's heartbeats
@@ -73,7 +73,7 @@ class Liveness {
   Slot own_;
   std::string host_;
   std::map<Slot, Process> processes_;
-  std::set<Slot> gone_;
+  std::set<Slot> lost_;
   std::map<Slot, int64_t> asked_;  // how many changes there were when the store was asked
   std::map<Slot, HeartbeatSample> samples_;
   Clock::time_point wait_began_;

@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr size_t kMostRanks = 65536;
+constexpr size_t kMaxRanks = 65536;
 constexpr milliseconds kSlice{20};  // between two checks for lost ranks
 
 std::string key_of(int64_t number, std::string_view what) {
@@ -30,7 +30,7 @@ std::ostream& operator<<(std::ostream& out, const Slot& slot) {
 }
 std::istream& operator>>(std::istream& in, Slot& slot) {
   in >> slot.rank >> slot.incarnation;
-  const bool is_one = slot.rank >= 0 && static_cast<size_t>(slot.rank) < kMostRanks;
+  const bool is_one = slot.rank >= 0 && static_cast<size_t>(slot.rank) < kMaxRanks;
   if (!is_one || slot.incarnation < 0) in.setstate(std::ios::failbit);
   return in;
 }
@@ -59,7 +59,7 @@ template <typename Items>
 void read_items(std::istream& in, Items& items) {
   size_t count = 0;
   in >> count;
-  if (!in || count > kMostRanks) {  // before memory is allocated for them
+  if (!in || count > kMaxRanks) {  // before memory is allocated for them
     in.setstate(std::ios::failbit);
     return;
   }
@@ -217,14 +217,14 @@ std::optional<Generation> Membership::agree(int64_t number, const Announcement& 
       Slot claimer;
       parse(*text, "rank", [&](std::istream& words) { words >> claimer; });
       // Its last write may have arrived after the check above.
-      if (claimer != liveness_.own() && liveness_.is_gone(claimer)) return list(number);
+      if (claimer != liveness_.own() && liveness_.is_lost(claimer)) return list(number);
     } else if (!own.progress.is_new()) {  // a new rank does not know the members
       const auto members = complete(number);
       if (members && table_.claim(claim_key, own_name.str()) == own_name.str()) {
         write_list(number, *members);
         continue;
       }
-    } else if (liveness_.gone_among(expected_).size() == expected_.size()) {
+    } else if (liveness_.lost_among(expected_).size() == expected_.size()) {
       return Generation{.number = number};  // no member is left to write it
     }
     table_.wait_for(key_of(number, "list"), kSlice);
@@ -237,7 +237,7 @@ std::optional<std::vector<Member>> Membership::complete(int64_t number) {
   std::vector<Slot> open(asked.begin(), asked.end());
   std::vector<Member> members;
   while (!open.empty()) {
-    const auto gone = liveness_.gone_among(open);
+    const auto gone = liveness_.lost_among(open);
     std::vector<Slot> further;  // invited by some of the others only
     for (const auto& slot : open) {
       if (std::find(gone.begin(), gone.end(), slot) != gone.end()) continue;
@@ -276,7 +276,7 @@ bool Membership::pass_barrier(const Generation& generation) {
   if (count == static_cast<int64_t>(generation.members.size())) table_.set(all, "1");
   while (!table_.wait_for(all, kSlice)) {
     if (has_begun(generation.number + 1)) return false;
-    if (!liveness_.gone_among(generation.slots()).empty()) {
+    if (!liveness_.lost_among(generation.slots()).empty()) {
       return table_.try_get(all).has_value();
     }
   }
@@ -293,17 +293,17 @@ Generation Membership::read(int64_t number) {
 
 Generation Membership::last() { return read(number_in(table_.get("last"), "generation")); }
 
-void Membership::ask() {
+void Membership::request_join() {
   table_.set(format("asks/{}", liveness_.own().rank), format("{}", liveness_.own().incarnation));
 }
 
-std::vector<Slot> Membership::asking(const std::vector<int>& ranks) {
+std::vector<Slot> Membership::join_requests(const std::vector<int>& ranks) {
   std::vector<Slot> slots;
   for (const int rank : ranks) {
     const auto incarnation = table_.try_get(format("asks/{}", rank));
     if (incarnation) slots.push_back({rank, number_in(*incarnation, "process")});
   }
-  const auto gone = liveness_.gone_among(slots);
+  const auto gone = liveness_.lost_among(slots);
   std::erase_if(slots, [&](const Slot& slot) {
     return std::find(gone.begin(), gone.end(), slot) != gone.end();
   });
@@ -317,7 +317,7 @@ void Membership::invite(int64_t number, const Invitation& invitation) {
   }
 }
 
-std::optional<Invitation> Membership::invited() {
+std::optional<Invitation> Membership::invitation() {
   const auto key = format("invited/{}/{}", liveness_.own().rank, liveness_.own().incarnation);
   const auto text = table_.try_get(key);
   if (!text) return std::nullopt;

@@ -84,10 +84,10 @@ class Membership {
   Generation last();
 
   /// Asks to join; `invited` returns the invitation, once there is one.
-  void ask();
-  std::optional<Invitation> invited();
+  void request_join();
+  std::optional<Invitation> invitation();
   /// The processes of `ranks` that ask to join.
-  std::vector<Slot> asking(const std::vector<int>& ranks);
+  std::vector<Slot> join_requests(const std::vector<int>& ranks);
 
  private:
   struct Announcement {

@@ -11,8 +11,8 @@
 namespace fleet::comm {
 namespace {
 
-constexpr size_t kMostHosts = 65536;
-constexpr size_t kMostDigits = 9;
+constexpr size_t kMaxHosts = 65536;
+constexpr size_t kMaxDigits = 9;
 
 /// Reads one list from left to right.
 class ListReader {
@@ -39,7 +39,7 @@ class ListReader {
     const auto begin = at_;
     while (next() >= '0' && next() <= '9') ++at_;
     if (at_ == begin) fail("a number is missing");
-    if (at_ - begin > kMostDigits) fail("a number is too long");
+    if (at_ - begin > kMaxDigits) fail("a number is too long");
     return std::string(list_.substr(begin, at_ - begin));
   }
   int64_t number() {
@@ -69,7 +69,7 @@ std::vector<std::string> numbers_in_brackets(ListReader& in) {
     const auto begin = std::stoll(first);
     const auto end = in.take('-') ? in.number() : begin;
     if (end < begin) in.fail(format("a range ends before it begins ({} after {})", end, begin));
-    if (numbers.size() + static_cast<size_t>(end - begin) >= kMostHosts) in.fail("too many hosts");
+    if (numbers.size() + static_cast<size_t>(end - begin) >= kMaxHosts) in.fail("too many hosts");
     for (auto number = begin; number <= end; ++number) {
       numbers.push_back(format("{:0{}}", number, first.size()));
     }
@@ -88,7 +88,7 @@ std::vector<std::string> expand_host_list(std::string_view list) {
     while (in.take('[')) {
       const auto numbers = numbers_in_brackets(in);
       const auto behind = in.text_until("[],");
-      if (names.size() * numbers.size() > kMostHosts) in.fail("too many hosts");
+      if (names.size() * numbers.size() > kMaxHosts) in.fail("too many hosts");
       std::vector<std::string> longer;
       for (const auto& name : names) {
         for (const auto& number : numbers) longer.push_back(name + number + behind);
@@ -96,7 +96,7 @@ std::vector<std::string> expand_host_list(std::string_view list) {
       names = std::move(longer);
     }
     if (names.front().empty()) in.fail("a name is missing");
-    if (hosts.size() + names.size() > kMostHosts) in.fail("too many hosts");
+    if (hosts.size() + names.size() > kMaxHosts) in.fail("too many hosts");
     hosts.insert(hosts.end(), names.begin(), names.end());
   } while (in.take(','));
   if (!in.at_end()) in.fail(format("'{}' stands alone", in.next()));
@@ -114,7 +114,7 @@ std::vector<int> expand_task_counts(std::string_view list) {
       nodes = in.number();
       in.require(')');
     }
-    if (counts.size() + static_cast<size_t>(nodes) > kMostHosts) in.fail("too many nodes");
+    if (counts.size() + static_cast<size_t>(nodes) > kMaxHosts) in.fail("too many nodes");
     counts.insert(counts.end(), static_cast<size_t>(nodes), tasks);
   } while (in.take(','));
   if (!in.at_end()) in.fail(format("'{}' stands alone", in.next()));

@@ -37,7 +37,7 @@ bool can_bind(const NetworkAddress& address) {
 
 }  // namespace
 
-static_assert(sizeof(sockaddr_storage) <= NetworkAddress::kMostBytes &&
+static_assert(sizeof(sockaddr_storage) <= NetworkAddress::kMaxBytes &&
               std::is_same_v<socklen_t, decltype(NetworkAddress::size)>);
 
 int NetworkAddress::family() const { return generic()->sa_family; }
@@ -118,7 +118,7 @@ std::string address_towards(const std::string& host, uint16_t port) {
   for (const auto& peer : resolve(host, port)) {
     const Descriptor socket(::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (!socket) continue;
-    NetworkAddress own{.size = NetworkAddress::kMostBytes};
+    NetworkAddress own{.size = NetworkAddress::kMaxBytes};
     // Connecting a datagram socket sends nothing, it only asks for the route.
     const bool is_routed = ::connect(socket.get(), peer.generic(), peer.size) == 0 &&
                            ::getsockname(socket.get(), own.generic(), &own.size) == 0;

@@ -16,10 +16,10 @@ namespace fleet::comm {
 
 /// The address of a socket.
 struct NetworkAddress {
-  static constexpr uint32_t kMostBytes = 128;  // of any kind of address
+  static constexpr uint32_t kMaxBytes = 128;  // of any kind of address
 
-  alignas(8) std::array<unsigned char, kMostBytes> bytes{};  // a sockaddr
-  uint32_t size = 0;                                         // of them
+  alignas(8) std::array<unsigned char, kMaxBytes> bytes{};  // a sockaddr
+  uint32_t size = 0;                                        // of them
 
   const sockaddr* generic() const { return reinterpret_cast<const sockaddr*>(bytes.data()); }
   sockaddr* generic() { return reinterpret_cast<sockaddr*>(bytes.data()); }

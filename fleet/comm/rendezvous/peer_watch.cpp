@@ -21,17 +21,17 @@ using namespace std::chrono_literals;
 
 constexpr auto kHeartbeat = 500ms;
 constexpr auto kSilence = 1800ms;  // without a heartbeat: not running
-constexpr auto kLookEvery = 20ms;
+constexpr auto kPollInterval = 20ms;
 constexpr auto kAnswer = 2000ms;  // of the store; longer: unreachable
 
 constexpr int kNamed = 4;  // at most so many peers are named
-constexpr size_t kMostShown = 300;
-constexpr size_t kMostGroups = 1000;  // of one heartbeat
+constexpr size_t kMaxShown = 300;
+constexpr size_t kMaxGroups = 1000;  // of one heartbeat
 
 // Without the line breaks and tabs that would end the entry of a heartbeat.
-std::string one_line(std::string_view text) { return printable(text, kMostShown); }
+std::string one_line(std::string_view text) { return printable(text, kMaxShown); }
 // The same from another process, which has cut it already.
-std::string as_received(std::string_view text) { return printable(text, 2 * kMostShown); }
+std::string as_received(std::string_view text) { return printable(text, 2 * kMaxShown); }
 
 std::string key_of(std::string_view kind, int rank) { return format("watch/{}/{}", kind, rank); }
 
@@ -97,7 +97,7 @@ struct PeerWatch::Heartbeat {
     lines >> heartbeat.beat >> heartbeat.failed_by_peer;
     std::string line;
     std::getline(lines, line);
-    while (heartbeat.groups.size() < kMostGroups && std::getline(lines, line)) {
+    while (heartbeat.groups.size() < kMaxGroups && std::getline(lines, line)) {
       std::istringstream words(line);
       Call call;
       std::string group;
@@ -289,7 +289,7 @@ std::optional<PeerWatch::Suspects> PeerWatch::suspects(const CallId& call) {
   const auto deadline = std::chrono::steady_clock::now() + kSilence;
   do {
     if (auto found = not_running(); !found.empty()) return with_their_calls(std::move(found), call);
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kPollInterval);
   } while (before && std::chrono::steady_clock::now() < deadline);
   const auto now = before ? shared_->ask() : std::nullopt;
   return now ? std::optional(blocking(*before, *now, call)) : std::nullopt;

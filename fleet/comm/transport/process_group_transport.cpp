@@ -85,8 +85,8 @@ ProcessGroupTransport::ProcessGroupTransport(const Store& store, int rank, int s
       watch_(std::move(watch)) {
   check_backend(options_.backend);
   // LibTorch does not say which rank is missing, and prints warnings: it connects after a barrier.
-  making_ = {.group = group(), .what = "making a group"};
-  if (watch_) making_.number = watch_->begin_call(making_.group, making_.what);
+  setup_call_ = {.group = group(), .what = "making a group"};
+  if (watch_) setup_call_.number = watch_->begin_call(setup_call_.group, setup_call_.what);
   WaitNotice notice("comm", options_.timeout, options_.notice_every);
   const auto missing = store_based_barrier(store, rank, size, options_.timeout, notice);
   if (!missing.empty()) {
@@ -94,7 +94,7 @@ ProcessGroupTransport::ProcessGroupTransport(const Store& store, int rank, int s
         "comm",
         format("rank {} waited {:.0f} s to make a group of {} ranks, and {} did not arrive{}", rank,
                static_cast<double>(options_.timeout.count()) / 1e3, size, ranks_text(missing),
-               watch_ ? "\n  " + watch_->diagnose(making_) : std::string()),
+               watch_ ? "\n  " + watch_->diagnose(setup_call_) : std::string()),
         "see that all ranks run the same program with the same strategy");
   }
   backend_ = make_backend(store, rank, size, options_);
@@ -115,16 +115,17 @@ std::vector<int> ProcessGroupTransport::present() const {
   return all;
 }
 
-torch::Tensor ProcessGroupTransport::gather_while_making(const torch::Tensor& row) {
+torch::Tensor ProcessGroupTransport::gather_during_setup(const torch::Tensor& row) {
   auto shape = row.sizes().vec();
   shape.insert(shape.begin(), size_);
   auto rows = torch::empty(shape, row.options());
   try {
     start_all_gather(*backend_, row, rows, options_.timeout)->wait(options_.timeout);
   } catch (const c10::Error& error) {
-    throw Error("comm", format("rank {} could not make a group of {} ranks: {}\n  reason: {}",
-                               rank_, size_, watch_ ? watch_->diagnose(making_) : "a peer failed",
-                               error.what_without_backtrace()));
+    throw Error("comm",
+                format("rank {} could not make a group of {} ranks: {}\n  reason: {}", rank_, size_,
+                       watch_ ? watch_->diagnose(setup_call_) : "a peer failed",
+                       error.what_without_backtrace()));
   }
   return rows;
 }

@@ -35,7 +35,7 @@ class ProcessGroupTransport : public Transport {
   const std::shared_ptr<PeerWatch>& watch() const { return watch_; }
   std::shared_ptr<ProcessGroupTransport> duplicate_group(const std::string& name);
   /// Every rank's `row`, [size, ...], while the group is being made: it is not counted as a call.
-  torch::Tensor gather_while_making(const torch::Tensor& row);
+  torch::Tensor gather_during_setup(const torch::Tensor& row);
 
  private:
   struct BackendCall;
@@ -45,7 +45,7 @@ class ProcessGroupTransport : public Transport {
   int size_;
   CommunicatorOptions options_;
   std::shared_ptr<PeerWatch> watch_;
-  CallId making_;
+  CallId setup_call_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::map<std::string, int> duplicates_;  // made so far, by name
 };

@@ -119,7 +119,7 @@ class Parser {
         break;
       }
       if (argument == "--help" || argument == "-h") {
-        help_wanted = true;
+        help_requested = true;
         continue;
       }
       if (argument == "--version" && find("version") == nullptr) {
@@ -143,7 +143,7 @@ class Parser {
   }
 
   std::vector<std::string> problems;
-  bool help_wanted = false;
+  bool help_requested = false;
   bool version_wanted = false;
 
  private:
@@ -278,7 +278,7 @@ void parse(const CommandLine& line, int argc, const char* const* argv) {
   handle_uncaught_exceptions();
   Parser parser(line);
   parser.read(arguments);
-  if (parser.help_wanted) throw HelpRequested(help_text(line, program));
+  if (parser.help_requested) throw HelpRequested(help_text(line, program));
   if (parser.version_wanted) throw HelpRequested(version_text(program));
   if (!parser.problems.empty()) {
     throw UsageError::all(

@@ -38,8 +38,8 @@ std::string joined(const std::vector<Element>& list, std::string_view between, P
 std::string outside(const Field& field, double number, const std::string& printed) {
   const Range& range = field.range;
   const bool inside = std::isfinite(number) &&
-                      (range.low_itself ? number >= range.low : number > range.low) &&
-                      (range.high_itself ? number <= range.high : number < range.high);
+                      (range.includes_low ? number >= range.low : number > range.low) &&
+                      (range.includes_high ? number <= range.high : number < range.high);
   if (inside) return "";
   if (!std::isfinite(number)) return format("{} is not a finite number", printed);
   return format("{} is out of range: it must be {}", printed, limits_text(field));
@@ -124,11 +124,11 @@ std::string limits_text(const Field& field) {
   const Range& range = field.range;
   std::string text;
   if (std::isfinite(range.low)) {
-    text = format("{} {}", range.low_itself ? "at least" : "above", format("{}", range.low));
+    text = format("{} {}", range.includes_low ? "at least" : "above", format("{}", range.low));
   }
   if (std::isfinite(range.high)) {
-    text += format("{}{} {}", text.empty() ? "" : " and ", range.high_itself ? "at most" : "below",
-                   format("{}", range.high));
+    text += format("{}{} {}", text.empty() ? "" : " and ",
+                   range.includes_high ? "at most" : "below", format("{}", range.high));
   }
   return text;
 }

@@ -49,8 +49,8 @@ struct OptionsRef {
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
-  bool low_itself = true;
-  bool high_itself = true;
+  bool includes_low = true;
+  bool includes_high = true;
 };
 
 /// One member of an options struct, as a file, a flag, the overview and the validation see it.
@@ -74,10 +74,10 @@ struct Field {
 
   bool nested() const { return view != nullptr; }
 
-  Field&& at_least(double low) && { return bound(low, true, range.high, range.high_itself); }
-  Field&& above(double low) && { return bound(low, false, range.high, range.high_itself); }
-  Field&& at_most(double high) && { return bound(range.low, range.low_itself, high, true); }
-  Field&& below(double high) && { return bound(range.low, range.low_itself, high, false); }
+  Field&& at_least(double low) && { return bound(low, true, range.high, range.includes_high); }
+  Field&& above(double low) && { return bound(low, false, range.high, range.includes_high); }
+  Field&& at_most(double high) && { return bound(range.low, range.includes_low, high, true); }
+  Field&& below(double high) && { return bound(range.low, range.includes_low, high, false); }
   Field&& one_of(std::vector<std::string_view> allowed) && {
     words = std::move(allowed);
     return std::move(*this);
@@ -92,8 +92,8 @@ struct Field {
   }
 
  private:
-  Field&& bound(double low, bool low_itself, double high, bool high_itself) {
-    range = {low, high, low_itself, high_itself};
+  Field&& bound(double low, bool includes_low, double high, bool includes_high) {
+    range = {low, high, includes_low, includes_high};
     return std::move(*this);
   }
 };

@@ -276,7 +276,7 @@ void read_json(OptionsRef options, std::string_view text, std::string_view sourc
 }
 
 void load_json(OptionsRef options, const std::string& file) {
-  constexpr size_t kMostBytes = 16'000'000;
+  constexpr size_t kMaxBytes = 16'000'000;
   const auto area = options.list->area;
   std::ifstream stream(file, std::ios::binary);
   std::string text;
@@ -284,11 +284,11 @@ void load_json(OptionsRef options, const std::string& file) {
   while (stream.good()) {
     stream.read(part, sizeof part);
     text.append(part, static_cast<size_t>(stream.gcount()));
-    if (text.size() > kMostBytes) {  // a device, or a file of weights
-      throw UsageError(area,
-                       format("'{}' has more than {} MB and is no file of options", file,
-                              kMostBytes / 1'000'000),
-                       "name a JSON file");
+    if (text.size() > kMaxBytes) {  // a device, or a file of weights
+      throw UsageError(
+          area,
+          format("'{}' has more than {} MB and is no file of options", file, kMaxBytes / 1'000'000),
+          "name a JSON file");
     }
   }
   if (!stream.eof()) {

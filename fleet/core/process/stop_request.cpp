@@ -56,7 +56,7 @@ void listen() {
   }
 }
 
-void fall_silent() {
+void restore_default_actions() {
   for (const int signal : kSignals) {
     struct sigaction now {};
     ::sigaction(signal, nullptr, &now);
@@ -86,7 +86,7 @@ StopSignals::StopSignals() {
 
 StopSignals::~StopSignals() {
   const std::lock_guard lock(g_mutex);
-  if (--g_listeners == 0) fall_silent();
+  if (--g_listeners == 0) restore_default_actions();
 }
 
 }  // namespace fleet

@@ -58,9 +58,10 @@ std::unique_ptr<SavedTensor> save_observed(const torch::Tensor& tensor) {
   return t_observers.saves->save(tensor);
 }
 
-SaveWish save_wish() {
-  if (!t_observers.saves || is_bypassed()) return SaveWish::kNone;
-  return t_observers.saves->precedes_user_hooks() ? SaveWish::kFirst : SaveWish::kAfterUserHooks;
+SaveObserverOrder save_observer_order() {
+  if (!t_observers.saves || is_bypassed()) return SaveObserverOrder::kNone;
+  return t_observers.saves->precedes_user_hooks() ? SaveObserverOrder::kFirst
+                                                  : SaveObserverOrder::kAfterUserHooks;
 }
 
 OpObserver* op_observer() { return t_observers.ops; }
@@ -88,7 +89,7 @@ void call_observed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 void call_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                       torch::jit::Stack* stack) {
-  if (!t_observers.ops || is_bypassed() || !t_observers.ops->opens(op)) {
+  if (!t_observers.ops || is_bypassed() || !t_observers.ops->decomposes(op)) {
     return call_observed(op, stack);
   }
   // Without an exclude guard, so that the ops that it calls are intercepted in turn.
@@ -144,7 +145,7 @@ void flush_failed_backward() {
   root.backward();
 }
 
-void pretend_history(const torch::Tensor& tensor) {
+void set_placeholder_grad_fn(const torch::Tensor& tensor) {
   auto node = c10::make_intrusive<torch::autograd::Error>("this graph is not for backward");
   node->add_input_metadata(tensor);
   torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::Edge(std::move(node), 0));

@@ -46,7 +46,7 @@ class OpObserver {
   virtual ~OpObserver() = default;
   /// Whether it sees the ops that this op calls instead of the op itself. Only ops that LibTorch
   /// implements by other ops (`is_composite`) can be opened.
-  virtual bool opens(const c10::OperatorHandle& /*op*/) { return false; }
+  virtual bool decomposes(const c10::OperatorHandle& /*op*/) { return false; }
   /// Must run the op: `op.callBoxed(stack)`.
   virtual void call(const c10::OperatorHandle& op, Stack* stack) = 0;
 };
@@ -155,7 +155,7 @@ void flush_failed_backward();
 
 /// Gives a tensor a history that must not be followed, so that autograd takes it for the result of
 /// an op: other than on a leaf, in-place ops on it are allowed.
-void pretend_history(const torch::Tensor& tensor);
+void set_placeholder_grad_fn(const torch::Tensor& tensor);
 
 }  // namespace fleet::compat
 

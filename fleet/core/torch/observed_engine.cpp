@@ -51,12 +51,13 @@ std::atomic<Engine*> g_before{nullptr};
 class ObservedEngine final : public Engine {
  public:
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    const auto wish = save_wish();
-    if (wish == SaveWish::kFirst) return std::make_unique<Hook>();
+    const auto order = save_observer_order();
+    if (order == SaveObserverOrder::kFirst) return std::make_unique<Hook>();
     if (auto hooks = before().get_default_saved_variable_hooks()) return hooks;
     // torch.compile and torch.func switch hooks off while they trace.
     const auto& user = at::SavedTensorDefaultHooks::get_tls_state();
-    if (wish == SaveWish::kNone || user.is_tracing || user.disabled_error_message) return nullptr;
+    if (order == SaveObserverOrder::kNone || user.is_tracing || user.disabled_error_message)
+      return nullptr;
     return std::make_unique<Hook>();
   }
 

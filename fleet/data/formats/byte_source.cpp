@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kChunk = 64 << 10;
 // Deflate spends at least two bits on a copy of 258 bytes, so a byte never inflates to more.
-constexpr uint64_t kMostPerDeflatedByte = 1032;
+constexpr uint64_t kMaxPerDeflatedByte = 1032;
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
   throw UsageError("data", format("{}: {}", path.string(), what),
@@ -87,8 +87,8 @@ class GzipSource : public PlainSource {
 
   uint64_t most() const override {
     constexpr auto kNoLimit = std::numeric_limits<uint64_t>::max();
-    return file_bytes_ < kNoLimit / kMostPerDeflatedByte ? file_bytes_ * kMostPerDeflatedByte
-                                                         : kNoLimit;
+    return file_bytes_ < kNoLimit / kMaxPerDeflatedByte ? file_bytes_ * kMaxPerDeflatedByte
+                                                        : kNoLimit;
   }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint8_t kUnsignedByte = 0x08;
 constexpr uint64_t kChunk = 64 << 10;
-constexpr size_t kMostDimensions = 64;  // that LibTorch's loops take
+constexpr size_t kMaxDimensions = 64;  // that LibTorch's loops take
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
   throw UsageError("data", format("{}: {}", path.string(), what),
@@ -36,9 +36,9 @@ std::vector<int64_t> read_shape(ByteSource& source, const std::filesystem::path&
   }
   std::vector<int64_t> shape(word[3]);
   if (shape.empty()) refuse(path, "an IDX header without dimensions");
-  if (shape.size() > kMostDimensions) {
+  if (shape.size() > kMaxDimensions) {
     refuse(path, format("an IDX header of {} dimensions, more than the {} of a tensor",
-                        shape.size(), kMostDimensions));
+                        shape.size(), kMaxDimensions));
   }
   for (auto& size : shape) {
     if (source.read(word.data(), 4) < 4) refuse(path, "truncated: the IDX header is not complete");

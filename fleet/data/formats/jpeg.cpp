@@ -19,9 +19,9 @@ namespace fleet {
 namespace {
 
 // From here on Pillow refuses too. A progressive file needs 6 bytes of memory for each.
-constexpr int64_t kMostPixels = 179'000'000;
+constexpr int64_t kMaxPixels = 179'000'000;
 
-bool spoils_pixels(int warning) {
+bool corrupts_pixels(int warning) {
   return warning == JWRN_JPEG_EOF || warning == JWRN_HIT_MARKER || warning == JWRN_HUFF_BAD_CODE ||
          warning == JWRN_MUST_RESYNC;
 }
@@ -57,7 +57,7 @@ struct JpegErrors {
     std::longjmp(errors.failed, 1);
   }
   static void hear(j_common_ptr info, int level) {
-    if (level < 0 && spoils_pixels(info->err->msg_code)) fail(info);
+    if (level < 0 && corrupts_pixels(info->err->msg_code)) fail(info);
   }
 };
 
@@ -106,9 +106,9 @@ JpegDecoder::Size JpegDecoder::open(std::span<const uint8_t> bytes) {
     jpeg_read_header(&info, TRUE);
   });
   const Size size{info.image_width, info.image_height};
-  if (size.width * size.height > kMostPixels) {
+  if (size.width * size.height > kMaxPixels) {
     throw BrokenImage(format("{} x {} pixels, more than {} million", size.width, size.height,
-                             kMostPixels / 1'000'000));
+                             kMaxPixels / 1'000'000));
   }
   return size;
 }

@@ -7,8 +7,8 @@
 namespace fleet {
 namespace {
 
-constexpr double kLeastRatio = 3.0 / 4;
-constexpr double kMostRatio = 4.0 / 3;
+constexpr double kMinRatio = 3.0 / 4;
+constexpr double kMaxRatio = 4.0 / 3;
 constexpr int kTries = 10;
 
 }  // namespace
@@ -20,7 +20,7 @@ ImageCrop random_crop(int64_t width, int64_t height, double min_area, SplitMix64
   const auto area = static_cast<double>(width) * static_cast<double>(height);
   for (int i = 0; i < kTries; ++i) {
     const double share = area * between(min_area, 1);
-    const double ratio = std::exp(between(std::log(kLeastRatio), std::log(kMostRatio)));
+    const double ratio = std::exp(between(std::log(kMinRatio), std::log(kMaxRatio)));
     const int64_t w = std::lround(std::sqrt(share * ratio));
     const int64_t h = std::lround(std::sqrt(share / ratio));
     if (w < 1 || h < 1 || w > width || h > height) continue;
@@ -28,8 +28,8 @@ ImageCrop random_crop(int64_t width, int64_t height, double min_area, SplitMix64
     const auto y = static_cast<double>(random.below(static_cast<uint64_t>(height - h + 1)));
     return {.x = x, .y = y, .width = static_cast<double>(w), .height = static_cast<double>(h)};
   }
-  const int64_t w = std::min(width, std::lround(static_cast<double>(height) * kMostRatio));
-  const int64_t h = std::min(height, std::lround(static_cast<double>(width) / kLeastRatio));
+  const int64_t w = std::min(width, std::lround(static_cast<double>(height) * kMaxRatio));
+  const int64_t h = std::min(height, std::lround(static_cast<double>(width) / kMinRatio));
   return {.x = std::floor(static_cast<double>(width - w) / 2),
           .y = std::floor(static_cast<double>(height - h) / 2),
           .width = static_cast<double>(w),

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kCropDraws = 0x494D;  // so that these random numbers are no other's
 constexpr size_t kNamesInError = 5;
-constexpr int64_t kMostBytes = int64_t{256} << 20;
+constexpr int64_t kMaxBytes = int64_t{256} << 20;
 
 const ImagenetOptions& checked(const ImagenetOptions& options) {
   std::vector<std::string> problems;
@@ -53,7 +53,7 @@ void read_file(const std::filesystem::path& path, std::vector<uint8_t>& bytes) {
   if (!file) throw BrokenImage(std::strerror(errno));
   std::fseek(file.get(), 0, SEEK_END);
   const int64_t size = std::ftell(file.get());
-  if (size < 0 || size > kMostBytes) throw BrokenImage("not a file of at most 256 MB");
+  if (size < 0 || size > kMaxBytes) throw BrokenImage("not a file of at most 256 MB");
   std::rewind(file.get());
   bytes.resize(static_cast<size_t>(size));
   if (std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size())

@@ -239,11 +239,11 @@ BertBatch MaskedText::next() {
     return now.order.data() + begin + (end - begin) * rank / shard_.world_size;
   };
   auto batch = make_batch(cut(shard_.rank), cut(shard_.rank + 1), epoch_);
-  walk_on();
+  advance();
   return batch;
 }
 
-void MaskedText::walk_on() {
+void MaskedText::advance() {
   if (++next_update_ < std::ssize(plan(epoch_).updates)) return;
   ++epoch_;
   next_update_ = 0;
@@ -260,7 +260,7 @@ MaskedText::Iterator& MaskedText::Iterator::operator++() {
   current_.reset();  // before the next is awaited, so that its memory is free for reuse
   if (data_->epoch() != epoch_) return *this;
   current_ = batches_->take();
-  data_->walk_on();
+  data_->advance();
   return *this;
 }
 
@@ -356,7 +356,7 @@ void MaskedText::restore(const MaskedTextState& saved) {
       fix = format("start {} ranks with --batch_size {}, as the run that saved it",
                    saved.world_size, saved.global_batch / saved.world_size);
     } else if (saved.global_batch != here.global_batch) {
-      fix = keep_global_batch(saved.global_batch, here.world_size);
+      fix = global_batch_advice(saved.global_batch, here.world_size);
     }
     throw UsageError::all("data", "the saved position does not fit these data", problems, fix);
   }

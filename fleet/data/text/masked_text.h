@@ -117,7 +117,7 @@ class MaskedText {
   int64_t length_of(int64_t index, int64_t epoch) const;
   Plan make_plan(int64_t epoch) const;
   const Plan& plan(int64_t epoch) const;
-  void walk_on();
+  void advance();
   BertBatch make_batch(const int64_t* begin, const int64_t* end, int64_t epoch) const;
 
   std::shared_ptr<const TextSamples> samples_;

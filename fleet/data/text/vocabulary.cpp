@@ -13,7 +13,7 @@
 namespace fleet {
 namespace {
 
-constexpr size_t kMostShown = 60;  // bytes of a token in a message
+constexpr size_t kMaxShown = 60;  // bytes of a token in a message
 
 [[noreturn]] void refuse(const std::filesystem::path& path, size_t line, const std::string& what) {
   throw UsageError(
@@ -28,15 +28,15 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens)
 
 Vocabulary::Vocabulary(std::vector<std::string> tokens, const std::string& source)
     : tokens_(std::move(tokens)) {
-  constexpr size_t kMostNamed = 5;
+  constexpr size_t kMaxNamed = 5;
   std::vector<std::string> problems;
   size_t twice = 0;
   for (size_t id = 0; id < tokens_.size(); ++id) {
     if (ids_.emplace(tokens_[id], static_cast<int64_t>(id)).second) continue;
-    if (++twice <= kMostNamed)
-      problems.push_back(format("'{}' occurs twice", printable(tokens_[id], kMostShown)));
+    if (++twice <= kMaxNamed)
+      problems.push_back(format("'{}' occurs twice", printable(tokens_[id], kMaxShown)));
   }
-  if (twice > kMostNamed) problems.push_back(format("{} more occur twice", twice - kMostNamed));
+  if (twice > kMaxNamed) problems.push_back(format("{} more occur twice", twice - kMaxNamed));
   for (const auto& [name, id] : {std::pair("[PAD]", &pad_), std::pair("[CLS]", &start_),
                                  std::pair("[SEP]", &separator_), std::pair("[MASK]", &mask_)}) {
     const auto found = find(name);
@@ -74,7 +74,7 @@ Vocabulary Vocabulary::load(const std::filesystem::path& path) {
           std::from_chars(line.data() + tab + 1, line.data() + line.size(), id);
       if (error != std::errc{} || end != line.data() + line.size())
         refuse(path, number,
-               format("'{}' is no number", printable(line.substr(tab + 1), kMostShown)));
+               format("'{}' is no number", printable(line.substr(tab + 1), kMaxShown)));
       line.resize(tab);
     }
     if (line.empty()) refuse(path, number, "no token");

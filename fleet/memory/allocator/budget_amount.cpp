@@ -32,23 +32,23 @@ std::optional<BudgetAmount> BudgetAmount::parse(std::string_view text) {
   if (!(number > 0 && number <= 100)) return {};
   text.remove_prefix(percent + 1);
   skip_spaces(text);
-  if (text.empty()) return BudgetAmount{.unit = Unit::kShareOfLimit, .share = number / 100};
+  if (text.empty()) return BudgetAmount{.unit = Unit::kFractionOfLimit, .fraction = number / 100};
   if (!text.starts_with("of ")) return {};
   text.remove_prefix(3);
   skip_spaces(text);
   if (text != "plain") return {};
-  return BudgetAmount{.unit = Unit::kShareOfPlain, .share = number / 100};
+  return BudgetAmount{.unit = Unit::kFractionOfPlain, .fraction = number / 100};
 }
 
 int64_t BudgetAmount::of(const MemoryLimit& limit, int ranks_on_host) const {
   if (unit == Unit::kBytes) return bytes;
   const auto own = static_cast<double>(limit.bytes / std::max(ranks_on_host, 1));
-  return static_cast<int64_t>(unit == Unit::kShareOfLimit ? own * share : own);
+  return static_cast<int64_t>(unit == Unit::kFractionOfLimit ? own * fraction : own);
 }
 
 std::string BudgetAmount::derivation(const MemoryLimit& limit, int ranks_on_host) const {
   if (unit == Unit::kBytes) return byte_size_text(bytes);
-  auto text = unit == Unit::kShareOfLimit ? format("{:g}% of ", 100 * share) : std::string();
+  auto text = unit == Unit::kFractionOfLimit ? format("{:g}% of ", 100 * fraction) : std::string();
   text += format("{} ({})", byte_size_text(limit.bytes), limit.source);
   if (ranks_on_host > 1) text += format(" shared by {} ranks", ranks_on_host);
   return text;

@@ -17,16 +17,16 @@ namespace fleet::memory {
 ///                    ranks on this host
 ///   "50% of plain"   of what plain training takes, which is known once a step has been measured
 struct BudgetAmount {
-  enum class Unit { kBytes, kShareOfLimit, kShareOfPlain };
+  enum class Unit { kBytes, kFractionOfLimit, kFractionOfPlain };
 
   Unit unit = Unit::kBytes;
-  int64_t bytes = 0;  // of kBytes
-  double share = 0;   // of the others, above 0 and at most 1
+  int64_t bytes = 0;    // of kBytes
+  double fraction = 0;  // of the others, above 0 and at most 1
 
   /// Empty if the text is no such amount, or zero.
   static std::optional<BudgetAmount> parse(std::string_view text);
 
-  /// In bytes; for a share of plain, until that is known: all that the rank may have.
+  /// In bytes; for a fraction of plain, until that is known: all that the rank may have.
   int64_t of(const MemoryLimit& limit, int ranks_on_host) const;
   /// How `of` is computed: "60% of 16.00 GiB (control group /job) shared by 2 ranks".
   std::string derivation(const MemoryLimit& limit, int ranks_on_host) const;

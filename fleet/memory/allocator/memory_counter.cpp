@@ -19,7 +19,7 @@
 namespace fleet::memory {
 namespace {
 
-std::atomic<Phase> current_phase{Phase::kOther};
+std::atomic<StepPhase> current_phase{StepPhase::kOther};
 
 const char* tag_or_op() {
   if (const char* tag = AllocationTag::current()) return tag;
@@ -28,7 +28,7 @@ const char* tag_or_op() {
 
 std::atomic<TagSource> tag_source{&tag_or_op};
 
-thread_local int t_no_refusal = 0;
+thread_local int t_budget_exempt = 0;
 
 void raise(std::atomic<int64_t>& highest, int64_t value) {
   int64_t seen = highest.load(std::memory_order_relaxed);
@@ -50,19 +50,19 @@ std::string readable(const char* name) {
 
 }  // namespace
 
-PhaseScope::PhaseScope(Phase phase) : previous_(current_phase.exchange(phase)) {
+StepPhaseScope::StepPhaseScope(StepPhase phase) : previous_(current_phase.exchange(phase)) {
   BudgetAllocator::cpu().counter().enter(phase);
   BudgetAllocator::meta().counter().enter(phase);
 }
 
-PhaseScope::~PhaseScope() {
+StepPhaseScope::~StepPhaseScope() {
   current_phase = previous_;
   BudgetAllocator::cpu().counter().enter(previous_);
   BudgetAllocator::meta().counter().enter(previous_);
 }
 
-NoRefusalScope::NoRefusalScope() { ++t_no_refusal; }
-NoRefusalScope::~NoRefusalScope() { --t_no_refusal; }
+BudgetExemptScope::BudgetExemptScope() { ++t_budget_exempt; }
+BudgetExemptScope::~BudgetExemptScope() { --t_budget_exempt; }
 
 void set_tag_source(TagSource source) { tag_source = source != nullptr ? source : &tag_or_op; }
 
@@ -77,7 +77,9 @@ void MemoryCounter::reset_peaks() {
   enter(current_phase);
 }
 
-void MemoryCounter::enter(Phase phase) { raise(phase_peaks_[static_cast<size_t>(phase)], live()); }
+void MemoryCounter::enter(StepPhase phase) {
+  raise(phase_peaks_[static_cast<size_t>(phase)], live());
+}
 
 void MemoryCounter::set_budget(std::optional<int64_t> bytes) {
   {
@@ -139,7 +141,7 @@ void MemoryCounter::count(int64_t bytes, const char* tag_name) {
   int64_t live = live_.load(std::memory_order_relaxed);
   for (;;) {
     const int64_t budget = budget_.load(std::memory_order_relaxed);
-    if (bytes > budget - live && t_no_refusal == 0) {
+    if (bytes > budget - live && t_budget_exempt == 0) {
       const auto evict = evictor_.load(std::memory_order_relaxed);
       const auto wait = waiter_.load(std::memory_order_relaxed);
       const bool has_freed = evict && evict(bytes - (budget - live)) > 0;

@@ -15,18 +15,18 @@
 namespace fleet::memory {
 
 /// Which part of a step the process is in; peaks are kept for each.
-enum class Phase { kOther, kForward, kBackward, kUpdate };
+enum class StepPhase { kOther, kForward, kBackward, kUpdate };
 
 /// Sets the phase of the whole process while it lives, then the previous one again.
-class PhaseScope {
+class StepPhaseScope {
  public:
-  explicit PhaseScope(Phase phase);
-  ~PhaseScope();
-  PhaseScope(const PhaseScope&) = delete;
-  PhaseScope& operator=(const PhaseScope&) = delete;
+  explicit StepPhaseScope(StepPhase phase);
+  ~StepPhaseScope();
+  StepPhaseScope(const StepPhaseScope&) = delete;
+  StepPhaseScope& operator=(const StepPhaseScope&) = delete;
 
  private:
-  Phase previous_;
+  StepPhase previous_;
 };
 
 /// Names what the calling thread allocates for. The text must live as long as the process (a
@@ -49,7 +49,7 @@ constexpr int64_t counted_bytes(size_t bytes) {
 ///   counter.set_budget(int64_t{12} << 30);
 ///   counter.reset_peaks();
 ///   train_step();                       // c10::OutOfMemoryError above 12 GiB
-///   log::info("memory", byte_size_text(counter.peak(Phase::kBackward)));
+///   log::info("memory", byte_size_text(counter.peak(StepPhase::kBackward)));
 class MemoryCounter {
  public:
   /// Live bytes and blocks of one allocation tag.
@@ -73,7 +73,7 @@ class MemoryCounter {
 
   /// The highest `live` since `reset_peaks`; with a phase, while the process was in it.
   int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
-  int64_t peak(Phase phase) const { return phase_peaks_[static_cast<size_t>(phase)].load(); }
+  int64_t peak(StepPhase phase) const { return phase_peaks_[static_cast<size_t>(phase)].load(); }
   void reset_peaks();
 
   /// The highest `live` since the last call, which starts anew from the present value.
@@ -115,8 +115,8 @@ class MemoryCounter {
   /// do not fit even without them.
   bool make_room(int64_t bytes) const;
 
-  /// For PhaseScope.
-  void enter(Phase phase);
+  /// For StepPhaseScope.
+  void enter(StepPhase phase);
 
  private:
   static constexpr int64_t kNoBudget = std::numeric_limits<int64_t>::max();
@@ -151,12 +151,12 @@ class MemoryCounter {
 
 /// What this thread allocates while it lives is counted, but never throws: for bookkeeping of a few
 /// KiB that must not fail where memory is short already.
-class NoRefusalScope {
+class BudgetExemptScope {
  public:
-  NoRefusalScope();
-  ~NoRefusalScope();
-  NoRefusalScope(const NoRefusalScope&) = delete;
-  NoRefusalScope& operator=(const NoRefusalScope&) = delete;
+  BudgetExemptScope();
+  ~BudgetExemptScope();
+  BudgetExemptScope(const BudgetExemptScope&) = delete;
+  BudgetExemptScope& operator=(const BudgetExemptScope&) = delete;
 };
 
 /// A budget while it lives. Several may live at once, in any order, on any thread: the smallest

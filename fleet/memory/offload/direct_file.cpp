@@ -23,7 +23,7 @@
 namespace fleet::memory {
 namespace {
 
-constexpr int64_t kMostAtOnce = int64_t{8} << 20;  // then it checks for interruption
+constexpr int64_t kMaxAtOnce = int64_t{8} << 20;  // then it checks for interruption
 
 bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % DirectFile::kBlock == 0;
@@ -33,7 +33,7 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 }  // namespace
 
-DirectFile::DirectFile(std::string directory, int64_t buffer_bytes, Way way)
+DirectFile::DirectFile(std::string directory, int64_t buffer_bytes, Mode mode)
     : directory_(std::move(directory)),
       buffer_bytes_(whole_blocks(std::max<int64_t>(buffer_bytes, kBlock))) {
   if (directory_.empty()) {
@@ -46,8 +46,9 @@ DirectFile::DirectFile(std::string directory, int64_t buffer_bytes, Way way)
     throw UsageError("offload", format("cannot make a file in {}: {}", directory_, reason(errno)),
                      "give a directory on a disk with room");
   unlink(name.c_str());
-  direct_ = way == Way::kDirect && fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) | O_DIRECT) == 0;
-  if (!direct_ && way == Way::kDirect) say_page_cache();
+  is_direct_ =
+      mode == Mode::kDirect && fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) | O_DIRECT) == 0;
+  if (!is_direct_ && mode == Mode::kDirect) warn_page_cache();
   void* pages = mmap(nullptr, static_cast<size_t>(buffer_bytes_), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (pages == MAP_FAILED) {
@@ -65,7 +66,7 @@ DirectFile::DirectFile(std::string directory, int64_t buffer_bytes, Way way)
   }
 }
 
-void DirectFile::say_page_cache() const {
+void DirectFile::warn_page_cache() const {
   static std::once_flag once;
   std::call_once(once, [&] {
     log::warn_here("offload", format("the file system of {} has no direct I/O; tensors pass "
@@ -83,13 +84,13 @@ DirectFile::~DirectFile() {
 /// Aligned memory is written directly, up to its last partial block; the rest through the buffer.
 void DirectFile::write(const char* data, int64_t bytes, int64_t offset,
                        const std::atomic<bool>& interrupted) {
-  const bool straight = !direct_ || is_aligned(data);
+  const bool straight = !is_direct_ || is_aligned(data);
   for (int64_t done = 0; done < bytes && !interrupted;) {
     const int64_t left = bytes - done;
     int64_t now = std::min(left, buffer_bytes_);
-    if (straight && (left >= kBlock || !direct_)) {
-      now = std::min(left, kMostAtOnce);
-      if (direct_) now = now / kBlock * kBlock;
+    if (straight && (left >= kBlock || !is_direct_)) {
+      now = std::min(left, kMaxAtOnce);
+      if (is_direct_) now = now / kBlock * kBlock;
       write_block(data + done, now, offset + done);
     } else {
       std::memcpy(buffer_, data + done, static_cast<size_t>(now));
@@ -102,13 +103,13 @@ void DirectFile::write(const char* data, int64_t bytes, int64_t offset,
 
 void DirectFile::read(char* data, int64_t bytes, int64_t offset,
                       const std::atomic<bool>& interrupted) {
-  const bool straight = !direct_ || is_aligned(data);
+  const bool straight = !is_direct_ || is_aligned(data);
   for (int64_t done = 0; done < bytes && !interrupted;) {
     const int64_t left = bytes - done;
     int64_t now = std::min(left, buffer_bytes_);
-    if (straight && (left >= kBlock || !direct_)) {
-      now = std::min(left, kMostAtOnce);
-      if (direct_) now = now / kBlock * kBlock;
+    if (straight && (left >= kBlock || !is_direct_)) {
+      now = std::min(left, kMaxAtOnce);
+      if (is_direct_) now = now / kBlock * kBlock;
       read_block(data + done, now, offset + done);
     } else {
       read_block(buffer_, whole_blocks(now), offset + done);
@@ -123,11 +124,11 @@ void DirectFile::write_block(const char* data, int64_t bytes, int64_t offset) {
     const ssize_t moved =
         pwrite(file_, data + done, static_cast<size_t>(bytes - done), offset + done);
     if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0 && errno == EINVAL && direct_) {
+    if (moved < 0 && errno == EINVAL && is_direct_) {
       // Some file systems allow direct I/O until it is tried.
-      direct_ = false;
+      is_direct_ = false;
       fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT);
-      say_page_cache();
+      warn_page_cache();
       continue;
     }
     if (moved < 0) {
@@ -141,7 +142,7 @@ void DirectFile::write_block(const char* data, int64_t bytes, int64_t offset) {
            "make room there, or choose another directory");
     done += moved;
   }
-  if (!direct_) {
+  if (!is_direct_) {
     sync_file_range(
         file_, offset, bytes,
         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
@@ -162,7 +163,7 @@ void DirectFile::read_block(char* data, int64_t bytes, int64_t offset) {
            "something cut the file: nothing else may write to it");
     done += moved;
   }
-  if (!direct_) posix_fadvise(file_, offset, bytes, POSIX_FADV_DONTNEED);
+  if (!is_direct_) posix_fadvise(file_, offset, bytes, POSIX_FADV_DONTNEED);
 }
 
 void DirectFile::fail(const char* what, int64_t bytes, int64_t offset, const std::string& why,

@@ -17,11 +17,11 @@ class DirectFile {
   static constexpr int64_t kBlock = 4096;  // direct I/O moves whole ones, from aligned memory
   static int64_t whole_blocks(int64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
 
-  enum class Way { kDirect, kPageCache };
+  enum class Mode { kDirect, kPageCache };
 
   /// `directory` empty: $TMPDIR, else /tmp. `buffer_bytes`: staging for memory that is not aligned
   /// to a block, charged to the memory budget.
-  DirectFile(std::string directory, int64_t buffer_bytes, Way way);
+  DirectFile(std::string directory, int64_t buffer_bytes, Mode mode);
   ~DirectFile();
   DirectFile(const DirectFile&) = delete;
   DirectFile& operator=(const DirectFile&) = delete;
@@ -37,13 +37,13 @@ class DirectFile {
  private:
   void write_block(const char* data, int64_t bytes, int64_t offset);
   void read_block(char* data, int64_t bytes, int64_t offset);
-  void say_page_cache() const;
+  void warn_page_cache() const;
   [[noreturn]] void fail(const char* what, int64_t bytes, int64_t offset, const std::string& why,
                          const char* fix) const;
 
   std::string directory_;
   int file_ = -1;
-  bool direct_ = false;
+  bool is_direct_ = false;
   int64_t buffer_bytes_;
   char* buffer_ = nullptr;
 };

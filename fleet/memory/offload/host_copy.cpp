@@ -21,7 +21,7 @@ c10::Stream side_stream(const torch::Device& device) {
 }
 
 // The allocator of the device must not reuse these bytes before the stream is done.
-void hold_for(const c10::Stream& stream, const torch::Tensor& bytes) {
+void record_stream(const c10::Stream& stream, const torch::Tensor& bytes) {
   c10::impl::VirtualGuardImpl(stream.device_type())
       .recordDataPtrOnStream(bytes.storage().data_ptr(), stream);
 }
@@ -47,7 +47,7 @@ HostCopy::HostCopy(const c10::Storage& storage) : device_(storage.device()) {
   }
   stream_ = side_stream(device_);
   copy(host_, bytes, *stream_, offloaded_);
-  hold_for(*stream_, bytes);
+  record_stream(*stream_, bytes);
 }
 
 void HostCopy::prefetch() {
@@ -60,7 +60,7 @@ void HostCopy::prefetch() {
   stream_ = side_stream(device_);
   offloaded_->block(*stream_);
   copy(fetched_, host_, *stream_, arrived_);
-  hold_for(*stream_, fetched_);
+  record_stream(*stream_, fetched_);
 }
 
 c10::Storage HostCopy::fetch() {

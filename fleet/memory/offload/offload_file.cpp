@@ -78,7 +78,7 @@ void OffloadFile::Ticket::drop() noexcept {
   } else if (entry->state != State::kForwarded) {
     // The I/O thread may still hold a forwarded entry.
     core.unqueue(*entry);
-    core.give_extent(*entry);
+    core.free_extent(*entry);
   }
   entry->state = State::kDropped;
   core.changed.notify_all();
@@ -248,9 +248,9 @@ OffloadFile::Speed OffloadFile::measure(int64_t bytes) {
   };
   return {.write = speed(after.bytes_written - before.bytes_written, write_seconds),
           .read = speed(after.bytes_read - before.bytes_read, read_seconds),
-          .compute_share = std::min((after.cpu_seconds - before.cpu_seconds) /
-                                        std::max(write_seconds + read_seconds, 1e-9),
-                                    1.0)};
+          .compute_slowdown = std::min((after.cpu_seconds - before.cpu_seconds) /
+                                           std::max(write_seconds + read_seconds, 1e-9),
+                                       1.0)};
 }
 
 bool OffloadFile::wait_for_memory() {

@@ -92,7 +92,7 @@ class OffloadFile {
     double write = 0, read = 0;  // bytes per second; 0: not known
     /// The fraction by which compute is slower while the disk is busy: about what the I/O thread
     /// takes of a core, since all threads of an op wait for the slowest.
-    double compute_share = 0.05;
+    double compute_slowdown = 0.05;
     bool is_known() const { return write > 0 && read > 0; }
   };
   /// Writes and reads so many bytes, in blocks such as a net has. Takes as much memory meanwhile.

@@ -29,7 +29,7 @@ double cpu_seconds_of_this_thread() {
 OffloadFile::Core::Core(const OffloadOptions& options)
     : process(getpid()),
       file(options.directory, options.buffer_bytes,
-           options.page_cache ? DirectFile::Way::kPageCache : DirectFile::Way::kDirect),
+           options.page_cache ? DirectFile::Mode::kPageCache : DirectFile::Mode::kDirect),
       extents(options.max_file_bytes / DirectFile::kBlock * DirectFile::kBlock) {}
 
 void OffloadFile::Core::run() {
@@ -95,9 +95,9 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
     finished_bytes = entry->bytes;
     entry->state = error ? State::kFailed : State::kOnDisk;
     entry->error = error;
-    if (error) give_extent(*entry);
+    if (error) free_extent(*entry);
   } else {
-    give_extent(*entry);  // forwarded or dropped meanwhile
+    free_extent(*entry);  // forwarded or dropped meanwhile
   }
   lock.unlock();
   tensor.reset();
@@ -149,18 +149,18 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
       entry->error = error;
       entry->state = State::kFailed;
       last = release(*entry);
-      give_extent(*entry);
+      free_extent(*entry);
     } else {
       statistics.bytes_read += entry->bytes;
       entry->state = State::kInMemory;
     }
   } else {
-    give_extent(*entry);
+    free_extent(*entry);
   }
   changed.notify_all();
 }
 
-void OffloadFile::Core::give_extent(Entry& entry) {
+void OffloadFile::Core::free_extent(Entry& entry) {
   if (entry.offset >= 0) extents.give(entry.offset, DirectFile::whole_blocks(entry.bytes));
   entry.offset = -1;
 }

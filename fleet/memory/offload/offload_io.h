@@ -60,7 +60,7 @@ struct OffloadFile::Core {
   void run();
   void write_entry(const std::shared_ptr<Entry>& entry);
   void read_entry(const std::shared_ptr<Entry>& entry);
-  void give_extent(Entry& entry);
+  void free_extent(Entry& entry);
   /// True when the tensor is still in memory; it then stays there and is not written.
   bool forward(Entry& entry);
   /// The I/O thread releases a tensor at the end of a block: until then its memory is not free.

@@ -28,7 +28,7 @@ void OffloadScheduler::offload() {
     const auto& entry = values_.storage(id);
     const auto storage = entry.storage.lock();
     if (!storage || !entry.defining_region) return true;
-    if (!offload_.takes(*storage)) {
+    if (!offload_.should_offload(*storage)) {
       offload_.largest_small =
           std::max(offload_.largest_small, static_cast<int64_t>(storage->nbytes()));
       return true;
@@ -50,7 +50,7 @@ void OffloadScheduler::offload() {
     for (const auto& kept : held) kept->offload(offloaded);
     return true;
   });
-  if (offload_.waits) offload_.drain(0);
+  if (offload_.is_synchronous) offload_.drain(0);
   if (wave->members.empty()) return;
   wave->before = std::exchange(wave_, wave);
 }

@@ -68,10 +68,10 @@ struct Offload {
   std::shared_ptr<OffloadFile> file;         // null: all to the host's memory
   int64_t min_bytes = kMinBytes;             // smaller storages stay
   int64_t max_queued = int64_t{256} << 20U;  // a forward that is further ahead of the disk waits
-  bool waits = false;                        // until all is on disk, so that memory can be measured
+  bool is_synchronous = false;               // until all is on disk, so that memory can be measured
   mutable int64_t largest_small = 0;  // bytes of the largest storage that stayed for its size
 
-  bool takes(const c10::StorageImpl& storage) const {
+  bool should_offload(const c10::StorageImpl& storage) const {
     return storage.device_type() != c10::DeviceType::Meta &&
            static_cast<int64_t>(storage.nbytes()) >= min_bytes;
   }

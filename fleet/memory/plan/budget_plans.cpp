@@ -15,11 +15,11 @@ namespace fleet::memory {
 namespace {
 
 constexpr int kMeasurements = 4;  // then a program that keeps changing is not planned any more
-constexpr double kMostMargin = 0.2;
+constexpr double kMaxMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
-constexpr double kLeastMargin = 0.02;  // above the least that a plan takes
-constexpr double kWorthIt = 0.98;      // of the time of micro-batches twice as large
-constexpr double kFarthest = 8;        // between two sizes of which one is estimated from the other
+constexpr double kMinMargin = 0.02;  // above the least that a plan takes
+constexpr double kWorthIt = 0.98;    // of the time of micro-batches twice as large
+constexpr double kFarthest = 8;      // between two sizes of which one is estimated from the other
 
 std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
   return format("no plan holds {} within {}, the least is {}: values are evicted on demand",
@@ -28,7 +28,7 @@ std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
 
 }  // namespace
 
-bool BudgetPlans::Entry::is_hopeless() const { return !plan && measured >= kMeasurements; }
+bool BudgetPlans::Entry::is_infeasible() const { return !plan && measured >= kMeasurements; }
 
 bool BudgetPlans::uses_file(const Entry& entry) const {
   if (!options_.disk.is_known()) return false;
@@ -181,16 +181,17 @@ Plan BudgetPlans::least_plan(const Entry& entry) const {
 }
 
 int64_t BudgetPlans::least_budget(const Plan& least) const {
-  return static_cast<int64_t>(static_cast<double>(least.predicted_peak) / (1 - kLeastMargin));
+  return static_cast<int64_t>(static_cast<double>(least.predicted_peak) / (1 - kMinMargin));
 }
 
 // By the size of micro-batch that was measured first; it stays for all.
 void BudgetPlans::resolve(const Entry& entry) {
   if (std::exchange(is_resolved_, true)) return;
-  budget_ = static_cast<int64_t>(static_cast<double>(entry.plain_peak) * options_.share_of_plain);
+  budget_ =
+      static_cast<int64_t>(static_cast<double>(entry.plain_peak) * options_.fraction_of_plain);
   log::info("memory", format("plain training of {} takes {}: the budget is {:g}% of that, {}",
                              micro_batch_text(samples_), byte_size_text(entry.plain_peak),
-                             100 * options_.share_of_plain, byte_size_text(budget_)));
+                             100 * options_.fraction_of_plain, byte_size_text(budget_)));
 }
 
 void BudgetPlans::make(Entry& entry) {
@@ -244,7 +245,7 @@ bool BudgetPlans::tighten(bool can_split) {
     return true;
   }
   // A larger margin once; then the measurement is no longer valid.
-  if (!std::exchange(entry.is_tightened, true) && entry.margin + kMoreMargin <= kMostMargin) {
+  if (!std::exchange(entry.is_tightened, true) && entry.margin + kMoreMargin <= kMaxMargin) {
     entry.margin += kMoreMargin;
     entry.why_again =
         format("memory was short; {:.0f} % of the budget are spared now", 100 * entry.margin);
@@ -267,23 +268,23 @@ std::shared_ptr<const StepProfile> BudgetPlans::profile(int64_t samples) const {
   return place == entries_.end() ? nullptr : place->second.profile;
 }
 
-int64_t BudgetPlans::quickest_size(int64_t largest) const {
+int64_t BudgetPlans::fastest_micro_batch(int64_t largest) const {
   const auto seconds_per_sample = [](int64_t samples, const Plan& plan) {
     return plan.predicted_seconds / static_cast<double>(samples);
   };
-  const auto is_hopeless = [&](int64_t samples) {
+  const auto is_infeasible = [&](int64_t samples) {
     const auto tried = entries_.find(samples);
-    return tried != entries_.end() && tried->second.is_hopeless();
+    return tried != entries_.end() && tried->second.is_infeasible();
   };
   for (int64_t samples = largest;;) {
     const auto here = plan(samples);
     const int64_t half = (samples + 1) / 2;
     const bool may_be_slow = here ? here->predicted_seconds > here->plain_seconds
-                                  : is_hopeless(samples);  // evicted on demand, unplanned
+                                  : is_infeasible(samples);  // evicted on demand, unplanned
     if (half == samples || !may_be_slow) return samples;
-    if (here && is_hopeless(half)) return samples;
+    if (here && is_infeasible(half)) return samples;
     const auto smaller = plan(half);
-    if ((!smaller || is_estimated(half)) && !is_hopeless(half)) return half;
+    if ((!smaller || is_estimated(half)) && !is_infeasible(half)) return half;
     if (here &&
         seconds_per_sample(half, *smaller) > kWorthIt * seconds_per_sample(samples, *here)) {
       return samples;
@@ -298,7 +299,7 @@ BudgetPlans::Steps BudgetPlans::steps() const {
     const auto& entry = entries_.at(size);
     steps.sizes.push_back(size);
     const bool is_final = entry.is_followed && entry.estimated_from == 0;
-    steps.is_settled &= is_final || entry.is_hopeless();
+    steps.is_settled &= is_final || entry.is_infeasible();
     if (entry.plan) {
       steps.predicted_peak = std::max(steps.predicted_peak, entry.plan->predicted_peak);
     }

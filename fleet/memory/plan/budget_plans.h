@@ -16,9 +16,10 @@
 namespace fleet::memory {
 
 struct BudgetPlansOptions {
-  int64_t budget = 0;         // counted bytes; with share_of_plain, until that is known
-  double share_of_plain = 0;  // above 0: the budget becomes this share of what plain training takes
-  int64_t limit = 0;          // of the process, for `Forward::is_unbounded`
+  int64_t budget = 0;  // counted bytes; with fraction_of_plain, until that is known
+  double fraction_of_plain =
+      0;              // above 0: the budget becomes this share of what plain training takes
+  int64_t limit = 0;  // of the process, for `Forward::is_unbounded`
   OffloadFile::Speed disk = {};  // if it is known, plans may offload
   int64_t staging = 0;           // counted bytes that the file takes while it is open
   bool logs_plans = true;        // a line for every plan
@@ -37,7 +38,7 @@ class BudgetPlans {
       : options_(options),
         counter_(counter),
         budget_(options.budget),
-        is_resolved_(options.share_of_plain == 0) {}
+        is_resolved_(options.fraction_of_plain == 0) {}
 
   int64_t budget() const { return budget_; }
   /// False while the budget is a share of what plain training takes, and that is not known.
@@ -74,7 +75,7 @@ class BudgetPlans {
   /// The size of micro-batch that is quickest for a batch that fits in micro-batches of `largest`
   /// samples: that, or a half of it, a quarter..., as long as each is quicker by its plan than the
   /// one before. A size that has not run yet is run next.
-  int64_t quickest_size(int64_t largest) const;
+  int64_t fastest_micro_batch(int64_t largest) const;
 
   /// Of the steps since `begin_window`.
   struct Steps {
@@ -115,7 +116,7 @@ class BudgetPlans {
     std::vector<MemoryCounter::TagUse> base_tags;
     std::shared_ptr<const Plan> plan;
 
-    bool is_hopeless() const;  // it will never have a plan
+    bool is_infeasible() const;  // it will never have a plan
   };
   bool uses_file(const Entry& entry) const;
   bool is_estimated(int64_t samples) const;

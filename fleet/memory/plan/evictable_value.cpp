@@ -8,7 +8,7 @@ namespace fleet::memory {
 namespace {
 
 constexpr int64_t kSmallestValue = 32 << 10;  // bytes that are worth it
-constexpr size_t kMostOps = 64;               // ops in a recomputation
+constexpr size_t kMaxOps = 64;                // ops in a recomputation
 constexpr double kDearestReplay = 0.5;        // of a step, in one
 
 // Finds the ops between a value and what is saved.
@@ -29,7 +29,7 @@ class Closure {
     for (size_t i = 0; i < ops_.size(); ++i) {
       const auto& entry = profile_.ops[static_cast<size_t>(ops_[i])];
       seconds += entry.replay_seconds;
-      if (ops_.size() > kMostOps || seconds > kDearestReplay * profile_.plain_seconds()) return {};
+      if (ops_.size() > kMaxOps || seconds > kDearestReplay * profile_.plain_seconds()) return {};
       // What it made, saved or not, was written to by these.
       if (!std::ranges::all_of(entry.makes, [&](int block) { return need_writers(block, op); })) {
         return {};

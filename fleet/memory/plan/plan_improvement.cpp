@@ -131,7 +131,7 @@ bool PlanImprovement::fit(State& state, size_t most, std::optional<size_t> witho
   return true;
 }
 
-std::vector<size_t> PlanImprovement::dearest_first(const State& state) const {
+std::vector<size_t> PlanImprovement::by_descending_cost(const State& state) const {
   std::vector<size_t> order;
   for (size_t i = 0; i < values_.size(); ++i) {
     if (state.is_chosen[i]) order.push_back(i);
@@ -161,7 +161,7 @@ bool PlanImprovement::keep_segments(State& state) {
 // One dear value against cheaper ones.
 bool PlanImprovement::exchange(State& state) {
   bool has_improved = false;
-  for (const size_t i : dearest_first(state)) {
+  for (const size_t i : by_descending_cost(state)) {
     if (!state.is_chosen[i]) continue;
     auto other = state;
     other.is_chosen[i] = 0;

@@ -46,7 +46,7 @@ class PlanImprovement {
   bool fit(State& state, size_t most, std::optional<size_t> without = {});
   bool keep_segments(State& state);
   bool exchange(State& state);
-  std::vector<size_t> dearest_first(const State& state) const;
+  std::vector<size_t> by_descending_cost(const State& state) const;
   int segment_of(const State& state, int op) const;
 
   const StepProfile& profile_;

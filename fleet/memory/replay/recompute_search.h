@@ -52,12 +52,12 @@ class RecomputeSearch {
   void need(int op) {
     std::vector<int> todo;
     find(op, todo);
-    follow(todo);
+    mark_inputs(todo);
   }
   void need(const Makers& makers, int time) {
     std::vector<int> todo;
     find(makers, time, todo);
-    follow(todo);
+    mark_inputs(todo);
   }
 
   bool is_needed(int op) const {
@@ -91,7 +91,7 @@ class RecomputeSearch {
     }
   }
   // Without recursion: a chain of ops may be longer than a stack is deep.
-  void follow(std::vector<int>& todo) {
+  void mark_inputs(std::vector<int>& todo) {
     while (!todo.empty()) {
       const int op = todo.back();
       todo.pop_back();

@@ -109,7 +109,7 @@ std::vector<std::shared_ptr<KeptValue>> Region::members() {
   return living;
 }
 
-void Region::own_replay_input(std::shared_ptr<KeptValue> kept) {
+void Region::keep_replay_input(std::shared_ptr<KeptValue> kept) {
   if (std::ranges::find(replay_inputs_, kept) == replay_inputs_.end()) {
     replay_inputs_.push_back(std::move(kept));
   }
@@ -169,8 +169,8 @@ Region::Dropped Region::drop(const std::vector<std::shared_ptr<OpRecord>>& recor
   for (const auto& kept : dropped) {
     const auto& origin = kept->origin();
     if (origin.op >= 0 && kept->is_resident()) {
-      remember_mask(*records[static_cast<size_t>(origin.op - records.front()->index)], origin.save,
-                    kept->tensor());
+      keep_mask_bits(*records[static_cast<size_t>(origin.op - records.front()->index)], origin.save,
+                     kept->tensor());
     }
     result.bytes += kept->bytes();
   }
@@ -185,7 +185,7 @@ void Region::evict_on_demand() {
   pool_ = std::make_unique<EvictionPool>(first_op_);
   pool_->set_before_evict([this](const KeptValue& kept) {
     const auto& origin = kept.origin();
-    if (origin.op >= 0) remember_mask(*find_record(origin.op), origin.save, kept.tensor());
+    if (origin.op >= 0) keep_mask_bits(*find_record(origin.op), origin.save, kept.tensor());
   });
 }
 
@@ -211,7 +211,7 @@ void Region::hand_over(Region* outer) {
   open_records_ = nullptr;
 }
 
-void Region::remember_mask(OpRecord& record, int save, const torch::Tensor& mask) {
+void Region::keep_mask_bits(OpRecord& record, int save, const torch::Tensor& mask) {
   if (save < 0 || record.traits->mask_save != save || record.saves != 1) return;
   if (record.mask) return;
   // The rng state stays: a mask may be evicted while its op is replayed.

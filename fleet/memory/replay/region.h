@@ -39,7 +39,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
   /// For selective recomputation inside its parent of what one op made: replay inputs beside those
   /// of its ops, and the ops.
-  void own_replay_input(std::shared_ptr<KeptValue> kept);
+  void keep_replay_input(std::shared_ptr<KeptValue> kept);
   void add_records(const std::vector<std::shared_ptr<OpRecord>>& records);
   bool is_selective() const { return is_selective_; }
 
@@ -65,7 +65,7 @@ class Region : public std::enable_shared_from_this<Region> {
   void hand_over(Region* outer);
   /// The mask of a dropout that is about to be evicted is kept as bits, since random numbers are
   /// slow.
-  static void remember_mask(OpRecord& record, int save, const torch::Tensor& mask);
+  static void keep_mask_bits(OpRecord& record, int save, const torch::Tensor& mask);
 
   /// Replays the ops that its evicted values need, and no others. Of values that are evicted on
   /// demand, only `asked` is recomputed, and what that computes anyway.

@@ -132,12 +132,12 @@ class Replay {
   void run() {
     const compat::NoInterceptScope no_intercept;
     for (const auto* record : records_) {
-      hand_out_values(record->index);
+      refill_values(record->index);
       const auto begin = Clock::now();
       call(*record);
       if (t_observer) t_observer->replayed(record->index, seconds_since(begin));
     }
-    hand_out_values(std::numeric_limits<int>::max());
+    refill_values(std::numeric_limits<int>::max());
   }
 
  private:
@@ -153,7 +153,7 @@ class Replay {
     if (place != uses_.end() && --place->second == 0) made_.erase(value);
   }
 
-  void hand_out_values(int time) {
+  void refill_values(int time) {
     for (; handed_out_ < values_.size() && values_[handed_out_]->origin().time <= time;
          ++handed_out_) {
       auto* kept = values_[handed_out_];
@@ -178,7 +178,7 @@ class Replay {
     // batches only where a gradient will be wanted, which gives other last bits.
     if (input.requires_grad) {
       if (input.written && with_graph) {
-        compat::pretend_history(alias);
+        compat::set_placeholder_grad_fn(alias);
       } else {
         alias.set_requires_grad(true);
       }
@@ -295,7 +295,7 @@ class Replay {
     std::optional<RngReplay> again(std::in_place, *record.rng_state);
     const bool finished = call_libtorch(record, stack, with_graph, capture);
     bool is_same = record.rng_state->is_at_end();
-    if (!is_same && finished) is_same = !record.rng_state->has_moved();  // it uses none
+    if (!is_same && finished) is_same = !record.rng_state->has_advanced();  // it uses none
     if (!is_same && !finished) {
       // It may use more behind the last wanted tensor, where it was stopped.
       again.reset();

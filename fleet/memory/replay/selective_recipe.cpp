@@ -56,7 +56,7 @@ void SelectiveRecipe::add_to(Region& region, const KeptValue& kept) {
       auto available = find_available(input);
       if (!available) continue;
       available->become_replay_input();
-      region.own_replay_input(std::move(available));
+      region.keep_replay_input(std::move(available));
     }
   }
   region.add_records(records);

@@ -56,7 +56,7 @@ OpTraits traits_from(const c10::OperatorHandle& op) {
   traits.is_factory = name.starts_with("new_") || name.ends_with("_like");
   traits.changes_storage = name == "set_" || name == "resize_" || name == "resize_as_" ||
                            name == "set_data" || name == "swap_";
-  traits.is_opened = properties.is_opened && compat::is_composite(op);
+  traits.is_decomposed = properties.is_decomposed && compat::is_composite(op);
   return traits;
 }
 

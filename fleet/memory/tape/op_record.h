@@ -32,7 +32,7 @@ struct OpTraits {
   bool uses_rng = false;         // draws from a generator
   bool is_factory = false;       // the caller fills its results, past the dispatcher
   bool changes_storage = false;  // set_, resize_: the tensor has another storage afterwards
-  bool is_opened = false;        // a composite whose parts are recorded instead of it
+  bool is_decomposed = false;    // a composite whose parts are recorded instead of it
   int mask_save = -1;            // which saved tensor is a dropout's mask; -1: none
   OpProperties::Flops flops = nullptr;
 

@@ -53,7 +53,7 @@ class AutomaticCuts final : public TapePolicy {
     return tape.segment_bytes() >= bytes_ && !constraints_->contains(tape.next_op()) &&
            tape.live_in_segment(live_) <= live_;
   }
-  void changes(int made, int op) override { constraints_->constrain(made, op); }
+  void on_in_place_write(int made, int op) override { constraints_->constrain(made, op); }
 
  private:
   int64_t bytes_;
@@ -66,15 +66,15 @@ class NamedCuts : public TapePolicy {
  public:
   explicit NamedCuts(std::vector<std::string> names) : names_(names.begin(), names.end()) {}
   bool cut_at(std::string_view name) override {
-    met_.emplace(name);
+    seen_.emplace(name);
     return names_.contains(name);
   }
   /// All names of the forwards so far.
-  const std::set<std::string, std::less<>>& met() const { return met_; }
+  const std::set<std::string, std::less<>>& seen() const { return seen_; }
   const std::set<std::string, std::less<>>& names() const { return names_; }
 
  private:
-  std::set<std::string, std::less<>> names_, met_;
+  std::set<std::string, std::less<>> names_, seen_;
 };
 
 }  // namespace fleet::memory

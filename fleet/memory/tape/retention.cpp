@@ -70,8 +70,8 @@ void Retention::close() {
     report_.evicted += dropped.values;
     report_.evicted_bytes += dropped.bytes;
     for (const auto& [op, bytes] : dropped.kept) {
-      ++report_.kept_by_need;
-      report_.kept_by_need_bytes += bytes;
+      ++report_.not_recomputable;
+      report_.not_recomputable_bytes += bytes;
       report_.kept_ops[op] += bytes;
     }
   }
@@ -277,7 +277,7 @@ void Retention::apply_policy(SavedSlot& slot, OpRecord* record) {
   }
   if (record) {
     const UnrecordedScope unrecorded;
-    Region::remember_mask(*record, origin.save, kept.tensor());
+    Region::keep_mask_bits(*record, origin.save, kept.tensor());
   }
   kept.evict();
 }
@@ -339,7 +339,7 @@ bool Retention::recompute_from_bits(SavedSlot& slot, OpRecord& maker) {
   auto& kept = *slot.kept;
   {
     const UnrecordedScope unrecorded;
-    Region::remember_mask(maker, kept.origin().save, kept.tensor());
+    Region::keep_mask_bits(maker, kept.origin().save, kept.tensor());
   }
   if (!maker.mask) return false;
   kept.evict();

@@ -32,7 +32,7 @@ Tape::Tape(TapePolicy& policy, std::shared_ptr<Profiler> profiler, const Offload
       values_(/*lists_values=*/profiler || offload),
       profile_(profiler ? std::make_unique<ProfileWriter>(std::move(profiler), values_) : nullptr),
       retention_(policy, values_, report_, profile_.get(), offload) {
-  if (profile_ && offload) profile_->profiler()->leave_out(offload->file);
+  if (profile_ && offload) profile_->profiler()->exclude_file(offload->file);
 }
 
 Tape::~Tape() {
@@ -62,7 +62,7 @@ void Tape::add_input(OpRecord& record, const torch::Tensor& tensor, int argument
   if (input.written && !retention_.is_inside(input.value)) record.can_replay = false;
   if (values_.is_borrowed(input.value)) record.can_replay = false;  // it may be gone by then
   if (const int made = values_.producer_of(input.value); input.written && made >= 0) {
-    policy_.changes(made, record.index);
+    policy_.on_in_place_write(made, record.index);
   }
   arguments_.push_back(tensor);
   record.inputs.push_back(std::move(input));
@@ -116,7 +116,8 @@ void Tape::copy_before_write(const OpRecord& record) {
     const int id = values_.storage_id_of(input.value);
     if (!undo_ || id < 0) continue;
     auto& storage = values_.storage(id);
-    if (storage.was_there && !std::exchange(storage.is_undone, true)) undo_->add(arguments_[i]);
+    if (storage.predates_forward && !std::exchange(storage.has_undo_copy, true))
+      undo_->add(arguments_[i]);
   }
 }
 
@@ -124,7 +125,7 @@ std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> Tape::storages_from_outsi
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> result;
   for (int id = 0; id < values_.storages(); ++id) {
     const auto& storage = values_.storage(id);
-    if (storage.was_there) result.push_back(storage.storage);
+    if (storage.predates_forward) result.push_back(storage.storage);
   }
   return result;
 }
@@ -180,7 +181,9 @@ void Tape::read_results(OpRecord& record, const torch::jit::Stack& stack) {
   }
 }
 
-bool Tape::opens(const c10::OperatorHandle& op) { return !running_ && OpTraits::of(op).is_opened; }
+bool Tape::decomposes(const c10::OperatorHandle& op) {
+  return !running_ && OpTraits::of(op).is_decomposed;
+}
 
 void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (running_) return op.callBoxed(stack);  // an op that calls back into the user's code
@@ -243,7 +246,7 @@ std::unique_ptr<compat::SavedTensor> Tape::save(const torch::Tensor& tensor) {
 }
 
 void Tape::checkpoint(std::string_view name, const torch::Tensor& x) {
-  policy_.meets(name, x);
+  policy_.on_checkpoint(name, x);
   if (profile_) profile_->profiler()->checkpoint_before(next_op());
   const bool cuts = policy_.cut_at(name);
   if (cuts && retention_.can_cut() && !running_) retention_.cut();

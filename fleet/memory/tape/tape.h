@@ -39,7 +39,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   /// The one that records this thread's ops; null for none.
   static Tape* current();
 
-  bool opens(const c10::OperatorHandle& op) override;
+  bool decomposes(const c10::OperatorHandle& op) override;
   void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
   std::unique_ptr<compat::SavedTensor> save(const torch::Tensor& tensor) override;
 

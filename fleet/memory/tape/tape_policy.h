@@ -37,9 +37,9 @@ class TapePolicy {
   virtual bool recomputes_results_of(const OpRecord& /*op*/) { return false; }
   /// The op that is about to run changes a result of op `made` in place. With a cut between the two
   /// it would be kept: no replay writes to values from outside its segment.
-  virtual void changes(int /*made*/, int /*op*/) {}
+  virtual void on_in_place_write(int /*made*/, int /*op*/) {}
   /// `fleet::checkpoint(x, name)` was called; asked before `cut_at`.
-  virtual void meets(std::string_view /*name*/, const torch::Tensor& /*x*/) {}
+  virtual void on_checkpoint(std::string_view /*name*/, const torch::Tensor& /*x*/) {}
 };
 
 }  // namespace fleet::memory

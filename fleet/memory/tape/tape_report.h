@@ -15,8 +15,8 @@ struct TapeReport {
   int64_t saved_bytes = 0;  // of what the forward made; a value saved twice counts twice
   int64_t evicted = 0;      // values to be recomputed
   int64_t evicted_bytes = 0;
-  int64_t kept_by_need = 0;  // values that cannot be recomputed
-  int64_t kept_by_need_bytes = 0;
+  int64_t not_recomputable = 0;  // values that cannot be recomputed
+  int64_t not_recomputable_bytes = 0;
   std::map<std::string, int64_t> kept_ops;  // bytes of these by op
 };
 

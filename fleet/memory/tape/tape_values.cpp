@@ -27,7 +27,7 @@ int TapeValues::storage_id(const c10::StorageImpl* storage, int producer, Region
              c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(impl)),
          .defining_region = defining_region,
          .is_borrowed = !defining_region && !compat::owns_memory(*storage),
-         .was_there = producer < 0});
+         .predates_forward = producer < 0});
     provenance_->writers.emplace_back();
   }
   return place->second;

@@ -31,11 +31,11 @@ class TapeValues {
   struct Storage {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     Region* defining_region = nullptr;  // where its first value was computed; null: outside
-    bool is_borrowed = false;      // may be freed before its last reader: see compat::owns_memory
-    bool was_there = false;        // before the forward, as far as ops tell
-    bool is_undone = false;        // a copy of it is in the WriteUndo
-    int block = -1;                // of the profile
-    std::vector<int> values = {};  // if they are listed
+    bool is_borrowed = false;       // may be freed before its last reader: see compat::owns_memory
+    bool predates_forward = false;  // before the forward, as far as ops tell
+    bool has_undo_copy = false;     // a copy of it is in the WriteUndo
+    int block = -1;                 // of the profile
+    std::vector<int> values = {};   // if they are listed
   };
 
   /// `lists_values`: storages list their values.

@@ -18,7 +18,7 @@ torch::Tensor storage_bytes(const c10::Storage& storage) {
 void WriteUndo::add(const torch::Tensor& tensor) {
   if (!tensor.has_storage()) return;
   const UnrecordedScope unrecorded;
-  const NoRefusalScope bookkeeping;
+  const BudgetExemptScope bookkeeping;
   const AllocationTag tag(allocation::kBufferBackup);
   const auto& storage = tensor.storage();
   copies_.push_back({storage, storage_bytes(storage).clone()});

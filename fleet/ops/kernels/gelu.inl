@@ -47,7 +47,7 @@ FLEET_INLINE void gelu_rows(const GeluArgs& args, int64_t begin, int64_t end) {
   const T* x_all = static_cast<const T*>(args.x);
   T* y_all = static_cast<T*>(args.y);
   T* dx_all = static_cast<T*>(args.dx);
-  T* rebuilt = static_cast<T*>(args.rebuilt);
+  T* recomputed = static_cast<T*>(args.recomputed);
   for (int64_t r = begin; r < end; ++r) {
     const T* x = x_all + r * width;
     T* y = y_all + r * width;
@@ -59,7 +59,7 @@ FLEET_INLINE void gelu_rows(const GeluArgs& args, int64_t begin, int64_t end) {
               if constexpr (Backward) {
                 const Floats d = load(y + i, left) * keep * (v * gate.slope + gate.value);
                 store(dx_all + r * width + i, d, left);
-                if (rebuilt) store(rebuilt + r * width + i, v * gate.value * keep, left);
+                if (recomputed) store(recomputed + r * width + i, v * gate.value * keep, left);
                 if (args.dbias) store(args.dbias + i, load(args.dbias + i, left) + d, left);
               } else {
                 store(y + i, v * gate.value * keep, left);

@@ -77,7 +77,7 @@ struct GeluArgs {
   const float* bias;  // null: 0
   void* y;            // backward: dy is read from here
   void* dx;           // may be the same memory
-  void* rebuilt;      // backward: where the forward's y goes; null: not wanted
+  void* recomputed;   // backward: where the forward's y goes; null: not wanted
   float* dbias;       // of this range, added up; null: not wanted
   int64_t width;
   int64_t rows_per_sample;

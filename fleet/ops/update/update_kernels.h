@@ -32,15 +32,15 @@ struct MomentumStep {
 };
 
 /// m = beta1 m + (1 - beta1) d;  v = beta2 v + (1 - beta2) d^2;
-/// w = keep w - step m / (root_correction sqrt(v) + epsilon), with d = g + l2 w.
+/// w = decay_factor w - step m / (root_correction sqrt(v) + epsilon), with d = g + l2 w.
 struct AdamStep {
   float gradient_scale;
   float l2;
-  float keep;
+  float decay_factor;
   float beta1;
   float beta2;
-  float rest1;  // 1 - beta1, taken in double: 1 - 0.999f has lost three digits
-  float rest2;
+  float one_minus_beta1;  // 1 - beta1, taken in double: 1 - 0.999f has lost three digits
+  float one_minus_beta2;
   float step;
   float root_correction;
   float epsilon;
@@ -52,8 +52,8 @@ struct LambStep {
   float weight_decay;
   float beta1;
   float beta2;
-  float rest1;  // 1 - beta1, taken in double: 1 - 0.999f has lost three digits
-  float rest2;
+  float one_minus_beta1;  // 1 - beta1, taken in double: 1 - 0.999f has lost three digits
+  float one_minus_beta2;
   float correction;
   float root_correction;
   float epsilon;
@@ -83,7 +83,7 @@ struct UpdateKernels {
   double (*square_sum)(const float* x, int64_t n);
   /// Where `low` is not w rounded to bf16, somebody has written it: w takes its value. Whether
   /// there was such a place.
-  bool (*take_written)(float* w, const uint16_t* low, int64_t n);
+  bool (*refresh_master)(float* w, const uint16_t* low, int64_t n);
 };
 
 /// The best instruction set that this CPU has; FLEET_CPU = generic, avx2, avx512 or avx512_bf16

@@ -160,7 +160,7 @@ inline void finish_low(const uint16_t* low) {
 
 double square_sum(const float* x, int64_t n) { return square_sum_of(x, n); }
 
-bool take_written(float* w, const uint16_t* low, int64_t n) {
+bool refresh_master(float* w, const uint16_t* low, int64_t n) {
   if (is_rounded_copy(w, low, n)) return false;
   for (int64_t i = 0; i < n; ++i) {
     if (to_bf16(w[i]) == low[i]) continue;
@@ -221,11 +221,11 @@ void adam(const AdamStep& step, float* w_all, const float* g_all, float* m_all, 
     float* FLEET_RESTRICT v = v_all + begin;
     for (int64_t i = 0; i < length; ++i) {
       const float d = s.gradient_scale * g[i] + s.l2 * w[i];
-      const float m1 = s.beta1 * m[i] + s.rest1 * d;
-      const float v1 = s.beta2 * v[i] + s.rest2 * (d * d);
+      const float m1 = s.beta1 * m[i] + s.one_minus_beta1 * d;
+      const float v1 = s.beta2 * v[i] + s.one_minus_beta2 * (d * d);
       m[i] = m1;
       v[i] = v1;
-      w[i] = s.keep * w[i] - s.step * (m1 / (s.root_correction * __builtin_sqrtf(v1) + s.epsilon));
+      w[i] = s.decay_factor * w[i] - s.step * (m1 / (s.root_correction * __builtin_sqrtf(v1) + s.epsilon));
     }
     if (low) round_to_bf16(w, low + begin, length);
   }
@@ -250,8 +250,8 @@ SquareSums lamb_moments(const LambStep& step, const float* w_all, const float* g
     float* FLEET_RESTRICT v = v_all + begin;
     for (int64_t i = 0; i < length; ++i) {
       const float d = s.gradient_scale * g[i];
-      const float m1 = s.beta1 * m[i] + s.rest1 * d;
-      const float v1 = s.beta2 * v[i] + s.rest2 * (d * d);
+      const float m1 = s.beta1 * m[i] + s.one_minus_beta1 * d;
+      const float v1 = s.beta2 * v[i] + s.one_minus_beta2 * (d * d);
       m[i] = m1;
       v[i] = v1;
       u[i] = lamb_update(s, w[i], m1, v1);
@@ -277,6 +277,6 @@ void lamb_apply(const LambStep& step, float rate, float* w_all, const float* m_a
 }
 
 constexpr fleet::ops::UpdateKernels kKernels = {
-    FLEET_KERNELS_NAME, sgd, momentum, adam, lamb_moments, lamb_apply, square_sum, take_written};
+    FLEET_KERNELS_NAME, sgd, momentum, adam, lamb_moments, lamb_apply, square_sum, refresh_master};
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBlockElements = 16 * 1024;
 constexpr int64_t kTogetherElements = 1'000'000;  // all threads on one span at a time
-constexpr int64_t kShareElements = 8 * 1024;      // less is not worth waking a thread
+constexpr int64_t kChunkElements = 8 * 1024;      // less is not worth waking a thread
 
 }  // namespace
 
@@ -47,18 +47,18 @@ std::vector<ArenaBlocks::BlockRange> ArenaBlocks::chunks_of(const BlockRange& ra
   const int64_t begin = elements_before_[range.first];
   const int64_t total = elements_before_[range.last] - begin;
   const int64_t count =
-      std::clamp<int64_t>(total / kShareElements, 1, std::max<int64_t>(1, chunk_count()));
-  std::vector<BlockRange> shares;
+      std::clamp<int64_t>(total / kChunkElements, 1, std::max<int64_t>(1, chunk_count()));
+  std::vector<BlockRange> chunks;
   size_t first = range.first;
-  for (int64_t share = 1; share <= count; ++share) {
+  for (int64_t chunk = 1; chunk <= count; ++chunk) {
     const auto from = elements_before_.begin() + static_cast<std::ptrdiff_t>(range.first);
     const auto to = elements_before_.begin() + static_cast<std::ptrdiff_t>(range.last);
-    const auto cut = std::lower_bound(from, to, begin + total * share / count);
+    const auto cut = std::lower_bound(from, to, begin + total * chunk / count);
     const auto last = static_cast<size_t>(cut - elements_before_.begin());
-    if (first < last) shares.push_back({first, last});  // there may be fewer blocks than shares
+    if (first < last) chunks.push_back({first, last});  // there may be fewer blocks than chunks
     first = last;
   }
-  return shares;
+  return chunks;
 }
 
 ArenaBlocks::BlockRange ArenaBlocks::span_around(const BlockRange& range, size_t block) const {
@@ -71,9 +71,9 @@ ArenaBlocks::BlockRange ArenaBlocks::span_around(const BlockRange& range, size_t
 }
 
 void ArenaBlocks::for_each(const BlockRange& range, const std::function<void(size_t)>& work) const {
-  const auto shares = chunks_of(range);
-  parallel_chunks(static_cast<int64_t>(shares.size()), [&](int64_t share) {
-    const auto& own = shares[static_cast<size_t>(share)];
+  const auto chunks = chunks_of(range);
+  parallel_chunks(static_cast<int64_t>(chunks.size()), [&](int64_t chunk) {
+    const auto& own = chunks[static_cast<size_t>(chunk)];
     for (size_t i = own.first; i < own.last; ++i) work(i);
   });
 }
@@ -95,11 +95,11 @@ void ArenaBlocks::for_each(const BlockRange& range, const TwoPasses& work) const
 }
 
 void ArenaBlocks::for_each_together(const BlockRange& range, const TwoPasses& work) const {
-  const auto shares = chunks_of(range);
-  const auto for_each_share =
+  const auto chunks = chunks_of(range);
+  const auto for_each_chunk =
       [&](const std::function<void(const BlockRange&, const BlockRange&)>& visit) {
-        parallel_chunks(static_cast<int64_t>(shares.size()), [&](int64_t share) {
-          const auto& own = shares[static_cast<size_t>(share)];
+        parallel_chunks(static_cast<int64_t>(chunks.size()), [&](int64_t chunk) {
+          const auto& own = chunks[static_cast<size_t>(chunk)];
           for (size_t i = own.first; i < own.last;) {
             const auto span = span_around(range, i);
             const BlockRange part{i, std::min(span.last, own.last)};
@@ -115,21 +115,21 @@ void ArenaBlocks::for_each_together(const BlockRange& range, const TwoPasses& wo
   const auto apply = [&](const BlockRange& part) {
     for (size_t i = part.last; i-- > part.first;) work.apply(i);
   };
-  for_each_share([&](const BlockRange& span, const BlockRange& part) {
+  for_each_chunk([&](const BlockRange& span, const BlockRange& part) {
     for (size_t i = part.first; i < part.last; ++i) work.measure(i);
     if (!is_whole(span, part)) return;
     work.reduce(span.first, span.last);
     apply(part);
   });
   std::optional<size_t> torn;  // first block of the last span that crosses a border
-  for (const auto& share : shares) {
-    const auto span = span_around(range, share.first);
-    if (span.first == share.first || torn == span.first) continue;
+  for (const auto& chunk : chunks) {
+    const auto span = span_around(range, chunk.first);
+    if (span.first == chunk.first || torn == span.first) continue;
     work.reduce(span.first, span.last);
     torn = span.first;
   }
   if (!torn) return;
-  for_each_share([&](const BlockRange& span, const BlockRange& part) {
+  for_each_chunk([&](const BlockRange& span, const BlockRange& part) {
     if (!is_whole(span, part)) apply(part);
   });
 }

@@ -104,17 +104,17 @@ void adam(std::span<TensorUpdate> tensors, const AdamOptions& options, bool is_d
   for_each_tensor(tensors, [&](const TensorUpdate& tensor, const Elements& at) {
     const auto t = static_cast<double>(tensor.updates);
     const double first = 1 - std::pow(options.beta1, t), second = 1 - std::pow(options.beta2, t);
-    const ops::AdamStep step{
-        .gradient_scale = 1,
-        .l2 = static_cast<float>(is_decoupled ? 0 : options.weight_decay),
-        .keep = static_cast<float>(is_decoupled ? 1 - options.lr * options.weight_decay : 1),
-        .beta1 = static_cast<float>(options.beta1),
-        .beta2 = static_cast<float>(options.beta2),
-        .rest1 = static_cast<float>(1 - options.beta1),
-        .rest2 = static_cast<float>(1 - options.beta2),
-        .step = static_cast<float>(options.lr / first),
-        .root_correction = static_cast<float>(1 / std::sqrt(second)),
-        .epsilon = static_cast<float>(options.epsilon)};
+    const ops::AdamStep step{.gradient_scale = 1,
+                             .l2 = static_cast<float>(is_decoupled ? 0 : options.weight_decay),
+                             .decay_factor = static_cast<float>(
+                                 is_decoupled ? 1 - options.lr * options.weight_decay : 1),
+                             .beta1 = static_cast<float>(options.beta1),
+                             .beta2 = static_cast<float>(options.beta2),
+                             .one_minus_beta1 = static_cast<float>(1 - options.beta1),
+                             .one_minus_beta2 = static_cast<float>(1 - options.beta2),
+                             .step = static_cast<float>(options.lr / first),
+                             .root_correction = static_cast<float>(1 / std::sqrt(second)),
+                             .epsilon = static_cast<float>(options.epsilon)};
     for_each_block(at.numel(), [&](int64_t, int64_t i, int64_t n) {
       kernels.adam(step, at.w(i), at.g(i), at.s(0, i), at.s(1, i), n, nullptr);
     });
@@ -165,9 +165,9 @@ void adamw_update(std::span<TensorUpdate> tensors, const AdamWOptions& options) 
 void lars_update(std::span<TensorUpdate> tensors, const LarsOptions& options) {
   const auto& kernels = ops::update_kernels();
   for_each_tensor(tensors, [&](const TensorUpdate& tensor, const Elements& at) {
-    const double decay = tensor.is_left_out ? 0 : options.lars_weight_decay;
+    const double decay = tensor.is_excluded ? 0 : options.lars_weight_decay;
     LarsRatio ratio;
-    if (!tensor.is_left_out || options.rule.adapt_without_decay) {
+    if (!tensor.is_excluded || options.rule.adapt_without_decay) {
       std::vector<ops::SquareSums> sums(block_count(at));
       for_each_block(at.numel(), [&](int64_t b, int64_t i, int64_t n) {
         sums[static_cast<size_t>(b)] = {.value = kernels.square_sum(at.w(i), n),
@@ -180,7 +180,7 @@ void lars_update(std::span<TensorUpdate> tensors, const LarsOptions& options) {
     const bool is_inside = options.rule.lr_in_velocity;
     const ops::MomentumStep step{
         .gradient_scale = 1,
-        .weight_decay = static_cast<float>(ratio.is_bare ? 0 : decay),
+        .weight_decay = static_cast<float>(ratio.skips_decay ? 0 : decay),
         .momentum = static_cast<float>(options.momentum),
         .inner = static_cast<float>(ratio.ratio * (is_inside ? options.lr : 1)),
         .outer = static_cast<float>(is_inside ? 1 : options.lr),
@@ -200,11 +200,11 @@ void lamb_update(std::span<TensorUpdate> tensors, const LambOptions& options) {
         {.first = 1 - std::pow(options.beta1, t), .second = 1 - std::pow(options.beta2, t)});
     const ops::LambStep step{
         .gradient_scale = 1,
-        .weight_decay = static_cast<float>(tensor.is_left_out ? 0 : options.lamb_weight_decay),
+        .weight_decay = static_cast<float>(tensor.is_excluded ? 0 : options.lamb_weight_decay),
         .beta1 = static_cast<float>(options.beta1),
         .beta2 = static_cast<float>(options.beta2),
-        .rest1 = static_cast<float>(1 - options.beta1),
-        .rest2 = static_cast<float>(1 - options.beta2),
+        .one_minus_beta1 = static_cast<float>(1 - options.beta1),
+        .one_minus_beta2 = static_cast<float>(1 - options.beta2),
         .correction = static_cast<float>(correction.first),
         .root_correction = static_cast<float>(correction.root),
         .epsilon = static_cast<float>(options.epsilon)};
@@ -214,7 +214,7 @@ void lamb_update(std::span<TensorUpdate> tensors, const LambOptions& options) {
           kernels.lamb_moments(step, at.w(i), at.g(i), at.s(0, i), at.s(1, i), n);
     });
     double ratio = 1;
-    if (!tensor.is_left_out || options.rule.adapt_without_decay) {
+    if (!tensor.is_excluded || options.rule.adapt_without_decay) {
       const auto all = sum_blocks(sums);
       ratio = lamb_ratio(options.rule, std::sqrt(all.value), std::sqrt(all.update));
     }

@@ -21,7 +21,7 @@ struct TensorUpdate {
   torch::Tensor gradient;
   std::array<torch::Tensor, 2> state = {};  // float, laid out as `value`
   int64_t updates = 1;                      // of this parameter, the one under way included
-  bool is_left_out = false;                 // LARS and LAMB: of decay, and with it of the ratio
+  bool is_excluded = false;                 // LARS and LAMB: of decay, and with it of the ratio
 };
 
 /// One update of each, by the formulas and kernels of the optimizers of these names, for parameters

@@ -19,11 +19,11 @@ struct MemoryReport {
   bool is_resident = false;  // tensors are not counted: the process's resident memory, its peak
                              // since it began
 
-  int64_t segments = 0;       // that backward recomputes, over all micro-batches
-  int64_t evicted = 0;        // values evicted
-  int64_t evicted_bytes = 0;  // of them
-  int64_t kept_by_need = 0;   // values inside such segments that no replay can recompute
-  int64_t kept_by_need_bytes = 0;
+  int64_t segments = 0;          // that backward recomputes, over all micro-batches
+  int64_t evicted = 0;           // values evicted
+  int64_t evicted_bytes = 0;     // of them
+  int64_t not_recomputable = 0;  // values inside such segments that no replay can recompute
+  int64_t not_recomputable_bytes = 0;
   int64_t offloaded_bytes = 0;  // written to the file
   int64_t fetched_bytes = 0;    // read from it; less when they were needed before they had left
   double offload_stall_s = 0;   // waited for the disk

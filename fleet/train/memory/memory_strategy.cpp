@@ -22,8 +22,8 @@ namespace {
 
 constexpr double kUnboundedShare = 0.8;  // of what the process may have
 constexpr int64_t kStagingShare = 128;   // of a budget, one part is for staging
-constexpr int64_t kLeastStaging = 64 << 10;
-constexpr int64_t kLeastMeasured = int64_t{4} << 20, kMostMeasured = int64_t{64} << 20;
+constexpr int64_t kMinStaging = 64 << 10;
+constexpr int64_t kMinMeasured = int64_t{4} << 20, kMaxMeasured = int64_t{64} << 20;
 
 std::string listed(const std::vector<std::string>& names) {
   constexpr size_t kMost = 12;
@@ -42,7 +42,7 @@ class MemoryStrategy::NamedCheckpoints final : public memory::NamedCuts {
       : NamedCuts(configs.checkpoints),
         shape_(configs.enable_offload ? configs.checkpoint_shape : std::vector<int64_t>()) {}
 
-  void meets(std::string_view name, const torch::Tensor& x) override {
+  void on_checkpoint(std::string_view name, const torch::Tensor& x) override {
     if (proved_ || shape_.empty() || !names().contains(name)) return;
     if (x.sizes() == c10::IntArrayRef(shape_)) return;
     throw UsageError(
@@ -55,10 +55,10 @@ class MemoryStrategy::NamedCheckpoints final : public memory::NamedCuts {
 
   void prove() {
     if (proved_) return;
-    const std::vector<std::string> known(met().begin(), met().end());
+    const std::vector<std::string> known(seen().begin(), seen().end());
     std::vector<std::string> problems;
     for (const auto& name : names()) {
-      if (!met().contains(name))
+      if (!seen().contains(name))
         problems.push_back(format("'{}'{}", name, did_you_mean(name, known)));
     }
     if (problems.empty()) {
@@ -147,12 +147,13 @@ MemoryStrategy::MemoryStrategy(const RecomputeConfigs& configs, int ranks_on_hos
 void MemoryStrategy::plan_for_budget(int ranks_on_host) {
   using memory::BudgetAmount;
   const auto limit = memory_limit();
-  const auto amount = configs_.memory_budget.empty()
-                          ? BudgetAmount{.unit = BudgetAmount::Unit::kShareOfLimit, .share = 1}
-                          : BudgetAmount::parse(configs_.memory_budget).value_or(BudgetAmount{});
+  const auto amount =
+      configs_.memory_budget.empty()
+          ? BudgetAmount{.unit = BudgetAmount::Unit::kFractionOfLimit, .fraction = 1}
+          : BudgetAmount::parse(configs_.memory_budget).value_or(BudgetAmount{});
   const auto budget = amount.of(limit, ranks_on_host);
-  const bool of_plain = amount.unit == BudgetAmount::Unit::kShareOfPlain;
-  if (amount.unit == BudgetAmount::Unit::kShareOfLimit && !configs_.memory_budget.empty()) {
+  const bool of_plain = amount.unit == BudgetAmount::Unit::kFractionOfPlain;
+  if (amount.unit == BudgetAmount::Unit::kFractionOfLimit && !configs_.memory_budget.empty()) {
     log::info("memory", format("the budget of this rank is {}: {}", byte_size_text(budget),
                                amount.derivation(limit, ranks_on_host)));
   }
@@ -160,21 +161,21 @@ void MemoryStrategy::plan_for_budget(int ranks_on_host) {
            std::max(ranks_on_host, 1);
   memory::OffloadFile::Speed disk;
   if (configs_.enable_offload) {
-    staging_ = std::clamp(memory::DirectFile::whole_blocks(budget / kStagingShare), kLeastStaging,
+    staging_ = std::clamp(memory::DirectFile::whole_blocks(budget / kStagingShare), kMinStaging,
                           memory::OffloadOptions().buffer_bytes);
     open_file();
-    disk = file_->measure(std::clamp(budget / 4, kLeastMeasured, kMostMeasured));
+    disk = file_->measure(std::clamp(budget / 4, kMinMeasured, kMaxMeasured));
     counted_ = file_->statistics();
     log::info("offload",
               format("the disk takes {}/s and gives {}/s, for {:.0f} % of a core; staging takes {} "
                      "of the budget",
                      byte_size_text(static_cast<int64_t>(disk.write)),
-                     byte_size_text(static_cast<int64_t>(disk.read)), 100 * disk.compute_share,
+                     byte_size_text(static_cast<int64_t>(disk.read)), 100 * disk.compute_slowdown,
                      byte_size_text(staging_)));
   }
   plans_ = std::make_unique<memory::BudgetPlans>(
       memory::BudgetPlansOptions{.budget = budget,
-                                 .share_of_plain = of_plain ? amount.share : 0,
+                                 .fraction_of_plain = of_plain ? amount.fraction : 0,
                                  .limit = limit_,
                                  .disk = disk,
                                  .staging = staging_,
@@ -258,7 +259,7 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
   if (uses_file) {
     offload_.emplace(m.file_);
     if (m.plans_) offload_->max_queued = 0;  // plans count on what left being gone
-    offload_->waits = profiler != nullptr;
+    offload_->is_synchronous = profiler != nullptr;
   }
   scope_.emplace(*policy_, std::move(profiler), offload_ ? &*offload_ : nullptr);
 }
@@ -284,11 +285,11 @@ void MemoryStrategy::end_backward() {
   apply_budget();
 }
 
-bool MemoryStrategy::plan_again(bool can_split) { return plans_ && plans_->tighten(can_split); }
+bool MemoryStrategy::replan(bool can_split) { return plans_ && plans_->tighten(can_split); }
 
-int64_t MemoryStrategy::quickest_size(int64_t largest) {
+int64_t MemoryStrategy::fastest_micro_batch(int64_t largest) {
   if (!plans_) return largest;
-  const auto best = plans_->quickest_size(largest);
+  const auto best = plans_->fastest_micro_batch(largest);
   const auto before = std::exchange(preferred_, best);
   if (before != best && (before != 0 || best != largest) && !configs_.plan_only) {
     const auto plan = plans_->plan(best);
@@ -306,8 +307,8 @@ void MemoryStrategy::add(const memory::TapeReport& tape) {
   report_.segments += tape.segments;
   report_.evicted += tape.evicted;
   report_.evicted_bytes += tape.evicted_bytes;
-  report_.kept_by_need += tape.kept_by_need;
-  report_.kept_by_need_bytes += tape.kept_by_need_bytes;
+  report_.not_recomputable += tape.not_recomputable;
+  report_.not_recomputable_bytes += tape.not_recomputable_bytes;
 }
 
 void MemoryStrategy::add_file_statistics() {
@@ -342,7 +343,7 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
     is_reported_ = true;
     report_.now = counter.live();
   }
-  if (updated) say_once(steps);
+  if (updated) log_once(steps);
   if (configs_.plan_only && steps.is_settled) {
     plan_text_ = configs_.memory_budget.empty() ? plans_->plain_summary(steps.largest)
                                                 : plans_->summary(steps.sizes);
@@ -355,13 +356,13 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
 }
 
 // With plans once they are settled: what the steps before them did is not what training does.
-void MemoryStrategy::say_once(const memory::BudgetPlans::Steps& steps) {
-  if (!said_memory_ && steps.is_settled && !configs_.plan_only) {
-    said_memory_ = true;
-    say_memory(steps);
+void MemoryStrategy::log_once(const memory::BudgetPlans::Steps& steps) {
+  if (!has_logged_memory_ && steps.is_settled && !configs_.plan_only) {
+    has_logged_memory_ = true;
+    log_memory(steps);
   }
-  if (said_ || (plans_ && (!steps.is_settled || configs_.plan_only))) return;
-  said_ = true;
+  if (has_logged_ || (plans_ && (!steps.is_settled || configs_.plan_only))) return;
+  has_logged_ = true;
   if (!tape_) return;  // this rank had no samples
   auto text = format("a forward has {} to recompute, and evicted {}, {}",
                      plural(tape_->segments, "segment"), plural(tape_->evicted, "value"),
@@ -372,8 +373,8 @@ void MemoryStrategy::say_once(const memory::BudgetPlans::Steps& steps) {
   }
   if (!by_op.empty()) {
     text += format("; kept, since no op can recompute them: {}, {} ({})",
-                   plural(tape_->kept_by_need, "value"), byte_size_text(tape_->kept_by_need_bytes),
-                   by_op);
+                   plural(tape_->not_recomputable, "value"),
+                   byte_size_text(tape_->not_recomputable_bytes), by_op);
   }
   log::info("recompute", text);
   if (!configs_.enable_offload) return;
@@ -393,7 +394,7 @@ void MemoryStrategy::say_once(const memory::BudgetPlans::Steps& steps) {
   log::info("offload", text);
 }
 
-void MemoryStrategy::say_memory(const memory::BudgetPlans::Steps& steps) const {
+void MemoryStrategy::log_memory(const memory::BudgetPlans::Steps& steps) const {
   auto text = std::string("plain training of this batch");
   if (steps.samples > 0)
     text = format("plain training of {} at once", plural(steps.samples, "sample"));

@@ -70,10 +70,10 @@ class MemoryStrategy {
   void end_backward();
 
   /// Memory was short: true when the same micro-batches may fit with another plan.
-  bool plan_again(bool can_split);
+  bool replan(bool can_split);
 
   /// The size of micro-batch that is quickest within the budget, `largest` being one that fits.
-  int64_t quickest_size(int64_t largest);
+  int64_t fastest_micro_batch(int64_t largest);
 
   /// Of what happened since the last call; what plain training takes is for the window so far. Says
   /// once what was recomputed, offloaded and taken.
@@ -97,8 +97,8 @@ class MemoryStrategy {
   void add(const memory::TapeReport& tape);
   void add_file_statistics();
   memory::BudgetPlans::Steps steps_of_window(bool window_is_open);
-  void say_once(const memory::BudgetPlans::Steps& steps);
-  void say_memory(const memory::BudgetPlans::Steps& steps) const;
+  void log_once(const memory::BudgetPlans::Steps& steps);
+  void log_memory(const memory::BudgetPlans::Steps& steps) const;
 
   RecomputeConfigs configs_;
   std::unique_ptr<memory::BudgetAllocatorScope> counting_;  // null: another allocator is in its way
@@ -121,8 +121,8 @@ class MemoryStrategy {
   int64_t preferred_ = 0;              // size of micro-batch; 0: nobody chose
   MemoryReport report_;
   std::optional<memory::TapeReport> tape_;  // of the last forward
-  bool said_ = false;
-  bool said_memory_ = false;
+  bool has_logged_ = false;
+  bool has_logged_memory_ = false;
 };
 
 }  // namespace fleet

@@ -57,10 +57,10 @@ void RunOptions::load(const ModelHandle& model) const {
   log::info("weights", format("started from {}", weights));
 }
 
-void RunOptions::keep(const ModelHandle& model) const {
+void RunOptions::save_weights(const ModelHandle& model) const {
   if (save.empty()) return;
-  if (world()->index() == 0) save_weights(model, save);
-  room_is_taken("--save");
+  if (world()->index() == 0) fleet::save_weights(model, save);
+  output_written("--save");
   log::info("weights", format("written to {}", save));
 }
 

@@ -29,7 +29,7 @@ struct RunOptions {
   /// be written, and replaces nothing but weights of an earlier run.
   void load(const ModelHandle& model) const;
   /// At the end, on the first rank that is there: writes those of `--save`, if any.
-  void keep(const ModelHandle& model) const;
+  void save_weights(const ModelHandle& model) const;
 };
 
 const FieldList& fields_of(const RunOptions*);

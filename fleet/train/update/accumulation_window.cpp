@@ -28,7 +28,7 @@ void AccumulationWindow::begin_for_backward() {
   if (state_ != State::kClosed) return;
   open({});
   begin();
-  stack_.arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
+  stack_.arena->set_gradient_policy(ParameterArena::GradientPolicy::kDiscard);
 }
 
 void AccumulationWindow::add(int64_t samples) {
@@ -47,14 +47,14 @@ void AccumulationWindow::arm(int64_t requested) {
                         .loss = stack_.normalizer->loss_sum(),
                         .micro_batches = static_cast<double>(requested),
                         .samples = samples_.is_known ? std::optional(samples_.sum) : std::nullopt,
-                        .is_resized = stack_.places.is_resized()});
+                        .is_resized = stack_.sample_offsets.is_resized()});
 }
 
-void AccumulationWindow::sit_out() {
+void AccumulationWindow::contribute_zeros() {
   stack_.normalizer->sit_out();
   stack_.arena->begin_window();
   samples_ = {};
-  stack_.parallel->sit_out(stack_.places.is_resized());
+  stack_.parallel->contribute_zeros(stack_.sample_offsets.is_resized());
   state_ = State::kArmed;
 }
 
@@ -79,14 +79,14 @@ void AccumulationWindow::clear() {
   if (!pending) return;
   // Without another copy of the buffers: that forward has moved them.
   stack_.arena->begin_window();
-  stack_.arena->set_arrivals(ParameterArena::Arrivals::kKeepApart);
+  stack_.arena->set_gradient_policy(ParameterArena::GradientPolicy::kDiscard);
   samples_ = {};
   state_ = State::kEmpty;
   forward = std::move(pending);
 }
 
 void AccumulationWindow::drop_if_cleared() {
-  if (is_open() && !is_armed() && !stack_.arena->take_cleared()) clear();
+  if (is_open() && !is_armed() && !stack_.arena->drop_cleared()) clear();
 }
 
 void AccumulationWindow::abandon() noexcept {

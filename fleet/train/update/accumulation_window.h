@@ -15,7 +15,7 @@ namespace fleet {
 ///   kEmpty  -> kOpen    add: the arena holds gradients of at least one micro-batch
 ///   kOpen   -> kArmed   arm: they are complete, or will be with the backward that runs; with
 ///                       several ranks they are sent from here on and cannot be taken back
-///   kClosed -> kArmed   sit_out: this rank has no samples, and takes part with zeros
+///   kClosed -> kArmed   contribute_zeros: this rank has no samples, and takes part with zeros
 ///   kArmed  -> kClosed  close, after the reduction
 ///   any     -> kClosed  drop, abandon
 ///
@@ -42,7 +42,7 @@ class AccumulationWindow {
   /// `requested`: the micro-batches that the user asked for; without gradient_merge's avg the
   /// update is as many times larger.
   void arm(int64_t requested);
-  void sit_out();
+  void contribute_zeros();
   void close();
 
   /// Of the window that is open, or was the last.

@@ -17,7 +17,7 @@
 namespace fleet {
 namespace {
 
-constexpr int64_t kMostMicroBatches = 256;  // of a batch that is split because memory is short
+constexpr int64_t kMaxMicroBatches = 256;  // of a batch that is split because memory is short
 
 int64_t largest(const AutoMicroBatch::Ranges& ranges) {
   int64_t samples = 0;
@@ -74,7 +74,7 @@ void AutoMicroBatch::open_window() {
   too_large_ = 0;
   generators_.clear();
   if (!is_at_work()) return;
-  const memory::NoRefusalScope bookkeeping;
+  const memory::BudgetExemptScope bookkeeping;
   const AllocationTag tag(allocation::kBufferBackup);
   buffers_.save();
   generators_.push_back(GeneratorState::of_default());
@@ -84,7 +84,7 @@ void AutoMicroBatch::open_window() {
 }
 
 bool AutoMicroBatch::may_overlap(int64_t samples) const {
-  return ranks_ == 1 || samples <= went_well_ || !is_at_work();
+  return ranks_ == 1 || samples <= largest_succeeded_ || !is_at_work();
 }
 
 void AutoMicroBatch::shrink(const Ranges& failed, const c10::OutOfMemoryError& error) {
@@ -111,7 +111,7 @@ std::string AutoMicroBatch::why_not_split(const Ranges& ranges, bool merge_was_a
         "unless gradient_merge is on",
         batch_norm_);
   }
-  if (2 * std::ssize(ranges) > kMostMicroBatches) {
+  if (2 * std::ssize(ranges) > kMaxMicroBatches) {
     return format("it is split into {} already, and more would be too slow",
                   plural(std::ssize(ranges), "micro-batch", "micro-batches"));
   }
@@ -129,7 +129,7 @@ void AutoMicroBatch::restore() {
 
 void AutoMicroBatch::close_window(const Ranges& ranges) {
   const auto samples = largest(ranges);
-  went_well_ = std::max(went_well_, samples);
+  largest_succeeded_ = std::max(largest_succeeded_, samples);
   if (too_large_ == 0) return;
   log::warn_here("memory", format("micro-batches of {} did not fit: from now on a batch is split "
                                   "into micro-batches of at most {}",

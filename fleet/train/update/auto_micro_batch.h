@@ -72,10 +72,10 @@ class AutoMicroBatch {
   precision::BufferBackup buffers_;
   std::string batch_norm_;  // the name of one in the model; empty: there is none
   std::vector<GeneratorState> generators_;
-  int64_t limit_ = 0;      // samples; 0: none
-  int64_t preferred_ = 0;  // likewise
-  int64_t went_well_ = 0;  // the largest so far
-  int64_t too_large_ = 0;  // of this window
+  int64_t limit_ = 0;              // samples; 0: none
+  int64_t preferred_ = 0;          // likewise
+  int64_t largest_succeeded_ = 0;  // the largest so far
+  int64_t too_large_ = 0;          // of this window
 };
 
 }  // namespace fleet

@@ -34,7 +34,7 @@ void ForwardScopes::end() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   if (recorded_) recorded_->finish();
   leave();
-  if (!stack_.fast_ops || std::exchange(stack_.said_fast_ops, true)) return;
+  if (!stack_.fast_ops || std::exchange(stack_.has_logged_fast_ops, true)) return;
   log::info("fast_ops", format("the first forward: {}", stack_.fast_ops->summary()));
 }
 

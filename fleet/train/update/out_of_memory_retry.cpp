@@ -61,7 +61,7 @@ bool OutOfMemoryRetry::recover(const BatchShape& batch, const Ranges& ranges,
   if (!may_restart(error)) return false;
   const bool is_merged = stack_.strategy.gradient_merge;
   const bool can_split = batch.can_slice && stack_.micro_batch->can_split(ranges, is_merged);
-  const bool has_another_plan = stack_.memory && stack_.memory->plan_again(can_split);
+  const bool has_another_plan = stack_.memory && stack_.memory->replan(can_split);
   if (!has_another_plan && !batch.can_slice) return false;
   const auto why_not = stack_.micro_batch->why_not_split(ranges, is_merged);
   if (!has_another_plan && !why_not.empty()) {
@@ -93,7 +93,7 @@ void OutOfMemoryRetry::succeeded(const BatchShape& batch, const Ranges& ranges) 
   stack_.micro_batch->close_window(ranges);
   if (!batch.can_slice || !may_choose_size()) return;
   const auto largest = stack_.micro_batch->largest_size(stack_.merge, batch.samples);
-  stack_.micro_batch->prefer(stack_.memory->quickest_size(largest));
+  stack_.micro_batch->prefer(stack_.memory->fastest_micro_batch(largest));
 }
 
 // Gradient merge without a size leaves it to the plans.

@@ -39,8 +39,8 @@ std::vector<std::string> StragglerWatch::observe(const std::vector<double>& seco
 
 std::string StragglerWatch::observe(Rank& rank, double seconds, double median,
                                     int64_t updates) const {
-  const bool is_slow = seconds > factor_ * median && seconds - median > kLeastDelay_s;
-  const bool is_much_worse = is_slow && rank.is_named && seconds > 2 * rank.said_ratio * median;
+  const bool is_slow = seconds > factor_ * median && seconds - median > kMinDelay_s;
+  const bool is_much_worse = is_slow && rank.is_named && seconds > 2 * rank.logged_ratio * median;
   if (is_slow == rank.is_named && !is_much_worse) {
     rank.updates = 0;
     rank.seconds_sum = rank.median_sum = 0;
@@ -64,7 +64,7 @@ std::string StragglerWatch::observe(Rank& rank, double seconds, double median,
                 "{:.3g} s",
                 rank.name, own, usual);
   rank = {
-      .name = std::move(rank.name), .is_named = is_slow, .said_ratio = is_slow ? own / usual : 0};
+      .name = std::move(rank.name), .is_named = is_slow, .logged_ratio = is_slow ? own / usual : 0};
   return line;
 }
 

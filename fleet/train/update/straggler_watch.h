@@ -20,7 +20,7 @@ class StragglerWatch {
  public:
   static constexpr int64_t kInARow = 5;
   /// Shorter delays are the system's, and cost nobody much.
-  static constexpr double kLeastDelay_s = 0.01;
+  static constexpr double kMinDelay_s = 0.01;
 
   /// `factor` 0: nothing is said.
   StragglerWatch(double factor, std::vector<std::string> ranks);
@@ -33,7 +33,7 @@ class StragglerWatch {
   struct Rank {
     std::string name;
     bool is_named = false;
-    double said_ratio = 0;
+    double logged_ratio = 0;
     int64_t updates = 0;     // in a row in which it was the other way than was said
     double seconds_sum = 0;  // in these
     double median_sum = 0;

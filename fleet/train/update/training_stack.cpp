@@ -19,7 +19,7 @@ namespace fleet {
 TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
                              const DistributedStrategy& asked_strategy,
                              std::shared_ptr<comm::Communicator> all_ranks)
-    : comm(std::move(all_ranks)), places(comm) {
+    : comm(std::move(all_ranks)), sample_offsets(comm) {
   const auto remarks = check(asked_strategy, {.world_size = comm->size(),
                                               .optimizer_name = std::string(own_optimizer->name()),
                                               .weight_decay = own_weight_decay(*own_optimizer),
@@ -89,7 +89,7 @@ void TrainingStack::agree_on_seed() {
 }
 
 ops::RandomScope::Position TrainingStack::random_position(const MicroBatch& next) const {
-  auto position = places.position(next, window_samples);
+  auto position = sample_offsets.position(next, window_samples);
   position.seed = random_seed;
   position.update = attempts();
   return position;
@@ -150,7 +150,7 @@ void TrainingStack::end_if_planned() const {
   if (without.item<int64_t>() == 0) throw HelpRequested(*text);
 }
 
-void TrainingStack::follow(const SyncReport& sync) {
+void TrainingStack::apply_sync(const SyncReport& sync) {
   optimizer->set_steps(std::max(optimizer->steps(), sync.updates));
   is_stopping |= sync.stop;
 }
@@ -172,8 +172,8 @@ TrainingCounters TrainingStack::counters() const {
           .lr = optimizer->lr(),
           .loss_normalizer = normalizer->agreed().loss_normalizer,
           .loss_terms = normalizer->agreed().terms,
-          .batch_samples = places.state().samples,
-          .first_sample = places.state().first,
+          .batch_samples = sample_offsets.state().samples,
+          .first_sample = sample_offsets.state().first,
           .micro_batch_limit = size.limit,
           .micro_batch_preferred = size.preferred,
           .scaler = amp ? amp->scaler().state() : GradScalerState{}};
@@ -190,7 +190,7 @@ void TrainingStack::set_counters(const TrainingCounters& counters) {
   total_seconds = counters.total_seconds;
   normalizer->set_agreed(
       {.loss_normalizer = counters.loss_normalizer, .terms = counters.loss_terms});
-  places.set_state({.samples = counters.batch_samples, .first = counters.first_sample});
+  sample_offsets.set_state({.samples = counters.batch_samples, .first = counters.first_sample});
   optimizer->set_steps(counters.updates);
   optimizer->set_lr(counters.lr);
   micro_batch->set_state({counters.micro_batch_limit, counters.micro_batch_preferred});

@@ -22,7 +22,7 @@
 #include "fleet/train/update/auto_micro_batch.h"
 #include "fleet/train/update/loss_normalizer.h"
 #include "fleet/train/update/mixed_precision.h"
-#include "fleet/train/update/sample_places.h"
+#include "fleet/train/update/sample_offsets.h"
 #include "fleet/train/update/training_counters.h"
 #include "fleet/train/update/update_hook.h"
 
@@ -52,7 +52,7 @@ struct TrainingStack {
   /// With plan_only: throws HelpRequested once all ranks have their plans.
   void end_if_planned() const;
   /// Ranks that skipped an update, or had fewer batches, continue with the others' schedule.
-  void follow(const SyncReport& sync);
+  void apply_sync(const SyncReport& sync);
 
   /// Where the random ops of a micro-batch's forward begin.
   ops::RandomScope::Position random_position(const MicroBatch& next) const;
@@ -77,7 +77,7 @@ struct TrainingStack {
   std::unique_ptr<AutoMicroBatch> micro_batch;
   std::unique_ptr<LocalSgd> local;  // null: off
   std::unique_ptr<LossNormalizer> normalizer;
-  SamplePlaces places;
+  SampleOffsets sample_offsets;
   std::optional<optim::Schedule> schedule;
   optim::GradientMerge merge;
   std::vector<std::shared_ptr<UpdateHook>> hooks;
@@ -86,8 +86,8 @@ struct TrainingStack {
   int64_t calls = 0;
   int64_t own_attempts = 0;
   double total_seconds = 0;
-  bool said_fast_ops = false;  // what they replaced
-  bool is_stopping = false;    // some rank was asked to stop
+  bool has_logged_fast_ops = false;  // what they replaced
+  bool is_stopping = false;          // some rank was asked to stop
 
  private:
   void agree_on_seed();

@@ -25,8 +25,8 @@ UpdateLog::UpdateLog(const TrainingStack& stack)
     : stack_(stack), stragglers_(stack.strategy.straggler_factor, names_of_ranks(*stack.comm)) {}
 
 void UpdateLog::batch(const WindowSamples& own, BatchForm form) {
-  if (has_said_batch_ || own.micro_batches == 0) return;
-  has_said_batch_ = true;
+  if (has_logged_batch_ || own.micro_batches == 0) return;
+  has_logged_batch_ = true;
   const BatchArithmetic arithmetic{.form = form,
                                    .own = own,
                                    .global_samples = global_samples_,
@@ -41,15 +41,15 @@ void UpdateLog::reduced(const ReducedMetadata& reduced) {
   is_local_ = reduced.ranks < stack_.comm->size();
 }
 
-void UpdateLog::kept_apart() {
+void UpdateLog::discarded_gradients() {
   const auto& arena = *stack_.arena;
-  const auto first = arena.first_kept_apart();
-  if (!first || std::exchange(has_said_apart_, true)) return;
+  const auto first = arena.first_discarded();
+  if (!first || std::exchange(has_logged_discarded_, true)) return;
   log::info("minimize",
             format("a backward outside of this optimizer's own calls reached {} of its {} "
                    "parameters (the first is '{}') while an update was being gathered; such "
                    "gradients are kept out of its updates",
-                   arena.kept_apart(), arena.spans().size(), arena.spans()[*first].name));
+                   arena.discarded(), arena.spans().size(), arena.spans()[*first].name));
 }
 
 void UpdateLog::stragglers(const std::vector<double>& seconds, int64_t updates) {

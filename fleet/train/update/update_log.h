@@ -22,7 +22,7 @@ class UpdateLog {
   /// What ranks know of each other's samples in this update.
   void reduced(const ReducedMetadata& reduced);
   /// Gradients of other backwards, kept out of the window.
-  void kept_apart();
+  void discarded_gradients();
   /// Seconds of compute by rank, means over `updates` of them.
   void stragglers(const std::vector<double>& seconds, int64_t updates);
 
@@ -31,8 +31,8 @@ class UpdateLog {
   StragglerWatch stragglers_;
   std::optional<int64_t> global_samples_;
   bool is_local_ = false;
-  bool has_said_batch_ = false;
-  bool has_said_apart_ = false;
+  bool has_logged_batch_ = false;
+  bool has_logged_discarded_ = false;
 };
 
 }  // namespace fleet

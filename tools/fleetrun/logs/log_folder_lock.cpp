@@ -24,10 +24,10 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kPrefix = ".fleetrun.";
-constexpr int kMostTries = 5;  // each after another launcher was quicker
-constexpr int kMostQuestions = 10;
+constexpr int kMaxTries = 5;  // each after another launcher was quicker
+constexpr int kMaxQuestions = 10;
 constexpr auto kQuestion = std::chrono::milliseconds(10);
-constexpr auto kLookEvery = std::chrono::milliseconds(100);
+constexpr auto kPollInterval = std::chrono::milliseconds(100);
 
 // File systems on which flock() holds for all processes that can open the file.
 bool is_on_local_disk(int fd) {
@@ -56,7 +56,7 @@ bool is_same_file(int fd, const fs::path& file) {
 // Takes the lock when it is free, where the file system has locks; a shared one is only a question,
 // and a launcher that asks just now does not count as a holder.
 bool is_locked_by_another(int fd, int kind) {
-  for (int tries = 0; tries < kMostQuestions; ++tries) {
+  for (int tries = 0; tries < kMaxQuestions; ++tries) {
     if (::flock(fd, kind | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
       if (kind == LOCK_SH) ::flock(fd, LOCK_UN);
       return false;
@@ -96,7 +96,7 @@ LogFolderLock::~LogFolderLock() {
 }
 
 void LogFolderLock::take(const fs::path& path, const std::string& job) {
-  for (int tries = 0; tries < kMostTries; ++tries) {
+  for (int tries = 0; tries < kMaxTries; ++tries) {
     Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
     if (!file && (errno == ENOSPC || errno == EDQUOT)) return;  // the logs report it
     if (!file)
@@ -160,7 +160,7 @@ bool LogFolderLock::has_heartbeat(int fd) const {
   const auto before = touched();
   const auto deadline = Clock::now() + options_.silence;
   while (Clock::now() < deadline) {
-    std::this_thread::sleep_for(std::min(kLookEvery, options_.heartbeat));
+    std::this_thread::sleep_for(std::min(kPollInterval, options_.heartbeat));
     if (touched() != before) return true;
   }
   return false;

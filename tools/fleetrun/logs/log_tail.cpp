@@ -12,7 +12,7 @@ namespace fleet::launch {
 namespace {
 
 constexpr size_t kLongestLine = 400;
-constexpr size_t kMostOfError = 6;  // its first line, and the indented ones that belong to it
+constexpr size_t kMaxOfError = 6;  // its first line, and the indented ones that belong to it
 constexpr std::string_view kError = "error: ";
 
 std::string seen_last(std::string line) {
@@ -100,7 +100,7 @@ std::vector<std::string> tail_of(std::string_view text, const TailOptions& optio
   std::vector<std::string> tail;
   if (const auto error = error_in(lines); error < first) {
     auto end = error + 1;
-    while (end < first && end - error < kMostOfError && lines[end].starts_with("  ")) ++end;
+    while (end < first && end - error < kMaxOfError && lines[end].starts_with("  ")) ++end;
     tail.assign(lines.begin() + static_cast<std::ptrdiff_t>(error),
                 lines.begin() + static_cast<std::ptrdiff_t>(end));
     if (end < first) tail.emplace_back("...");

@@ -123,7 +123,7 @@ void OutputTee::show(std::string_view text, const WorkerLog& log) {
   if (terminal_open_ && !write_all(terminal_fd_, text)) {
     const int error = errno;
     terminal_open_ = error != EPIPE && error != EIO;
-    if (terminal_open_ && !std::exchange(told_, true))
+    if (terminal_open_ && !std::exchange(has_warned_, true))
       log::warn("fleetrun",
                 format("cannot write to standard output ({}): what rank {} prints is in "
                        "{}",

@@ -73,7 +73,7 @@ class OutputTee {
   bool in_line_ = false;
 
   bool terminal_open_ = true;  // this and the next are the thread's only
-  bool told_ = false;          // that the terminal cannot be written
+  bool has_warned_ = false;    // that the terminal cannot be written
   std::thread thread_;
 };
 

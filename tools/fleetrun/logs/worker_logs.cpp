@@ -6,11 +6,11 @@
 namespace fleet::launch {
 
 std::optional<std::string> WorkerLogs::new_write_error() {
-  if (told_) return std::nullopt;
+  if (has_warned_) return std::nullopt;
   for (const auto& log : logs_) {
     const auto loss = log.loss();
     if (!loss) continue;
-    told_ = true;
+    has_warned_ = true;
     return format(
         "cannot write {} ({}): training continues; what ranks print now is missing from their logs "
         "until there is room again",

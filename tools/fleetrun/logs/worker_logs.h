@@ -33,7 +33,7 @@ class WorkerLogs {
 
  private:
   std::deque<WorkerLog> logs_;  // a log does not move
-  bool told_ = false;
+  bool has_warned_ = false;
 };
 
 }  // namespace fleet::launch

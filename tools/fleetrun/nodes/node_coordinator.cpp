@@ -18,9 +18,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kExchangeEvery = 100ms;
 constexpr auto kBeatEvery = 1s;
-constexpr int64_t kMostFailures = 65536;  // of one attempt
-constexpr std::ptrdiff_t kMostLines = 100;
-constexpr size_t kMostText = 4000;
+constexpr int64_t kMaxFailures = 65536;  // of one attempt
+constexpr std::ptrdiff_t kMaxLines = 100;
+constexpr size_t kMaxText = 4000;
 constexpr auto kThreadEnds = 1s;  // longer: it blocks in the store
 
 std::string name_of(const Cluster& cluster, int node) {
@@ -30,11 +30,11 @@ std::string name_of(const Cluster& cluster, int node) {
 // Text from another node is printed on this terminal.
 Failure received(const std::string& text) {
   auto failure = Failure::from_json(text);
-  failure.what = printable(failure.what, kMostText);
-  failure.log = printable(failure.log, kMostText);
-  if (std::ssize(failure.tail) > kMostLines)
-    failure.tail.erase(failure.tail.begin(), failure.tail.end() - kMostLines);
-  for (auto& line : failure.tail) line = printable(line, kMostText);
+  failure.what = printable(failure.what, kMaxText);
+  failure.log = printable(failure.log, kMaxText);
+  if (std::ssize(failure.tail) > kMaxLines)
+    failure.tail.erase(failure.tail.begin(), failure.tail.end() - kMaxLines);
+  for (auto& line : failure.tail) line = printable(line, kMaxText);
   return failure;
 }
 
@@ -56,7 +56,7 @@ struct NodeCoordinator::Shared : comm::ThreadStop {
   void count_as_back();
   void send(std::function<void(comm::Store&)> message);
   std::string key(const std::string& name) const { return format("attempt/{}/{}", attempt, name); }
-  bool alone() const { return count == 1; }
+  bool is_single_node() const { return count == 1; }
 
   const Cluster cluster;
   const int count;
@@ -125,7 +125,7 @@ void NodeCoordinator::Shared::exchange() {
 
   for (const auto& message : messages) message(*table);
   if (Clock::now() >= next_beat) beat();
-  const auto failed = std::min<int64_t>(table->add(key_now("failed"), 0), kMostFailures);
+  const auto failed = std::min<int64_t>(table->add(key_now("failed"), 0), kMaxFailures);
   while (static_cast<int64_t>(fresh.failures.size()) < failed)
     fresh.failures.push_back(
         received(table->get(key_now(format("failure/{}", fresh.failures.size() + 1)))));
@@ -189,7 +189,8 @@ void NodeCoordinator::Shared::beat() {
 NodeCoordinator::NodeCoordinator(const comm::Store& store, const Cluster& cluster,
                                  std::chrono::seconds silence)
     : shared_(std::make_shared<Shared>(store, cluster, silence)) {
-  if (!shared_->alone()) shared_->thread = std::thread([shared = shared_] { shared->run(); });
+  if (!shared_->is_single_node())
+    shared_->thread = std::thread([shared = shared_] { shared->run(); });
 }
 
 NodeCoordinator::~NodeCoordinator() { join_or_detach(shared_->thread, *shared_, kThreadEnds); }
@@ -200,9 +201,9 @@ void NodeCoordinator::begin(int attempt) {
     shared_->attempt = attempt;
     shared_->state = {};
     shared_->left = 0;
-    if (shared_->alone()) shared_->state.ready = 1;
+    if (shared_->is_single_node()) shared_->state.ready = 1;
   }
-  if (shared_->alone()) return;
+  if (shared_->is_single_node()) return;
   shared_->send([key = shared_->key("ready"), attempt,
                  node = shared_->cluster.node_rank](comm::Store& store) {
     if (node == 0) store.set(kAttemptKey, format("{}", attempt));
@@ -213,7 +214,7 @@ void NodeCoordinator::begin(int attempt) {
 NodeCoordinator::State NodeCoordinator::state() const {
   const std::lock_guard lock(shared_->mutex);
   State state = shared_->state;
-  if (shared_->alone()) return state;
+  if (shared_->is_single_node()) return state;
   for (const auto& [node, attempt] : shared_->lost_nodes) state.lost_nodes.push_back(node);
   auto store_failure = shared_->store_failure;
   if (!store_failure && Clock::now() - shared_->last_contact > shared_->silence)
@@ -230,7 +231,7 @@ NodeCoordinator::State NodeCoordinator::state() const {
 }
 
 void NodeCoordinator::report(const Failure& failure) {
-  if (shared_->alone()) {
+  if (shared_->is_single_node()) {
     const std::lock_guard lock(shared_->mutex);
     shared_->state.failures.push_back(failure);
     return;
@@ -241,7 +242,7 @@ void NodeCoordinator::report(const Failure& failure) {
 }
 
 void NodeCoordinator::report_done() {
-  if (shared_->alone()) {
+  if (shared_->is_single_node()) {
     const std::lock_guard lock(shared_->mutex);
     shared_->state.done = 1;
     return;
@@ -254,14 +255,14 @@ void NodeCoordinator::set_root_cause(const Failure& failure) {
     const std::lock_guard lock(shared_->mutex);
     shared_->state.root_cause = failure;
   }
-  if (shared_->alone()) return;
+  if (shared_->is_single_node()) return;
   shared_->send([text = failure.to_json(), key = shared_->key("root_cause")](comm::Store& store) {
     store.set(key, text);
   });
 }
 
 void NodeCoordinator::leave(std::chrono::duration<double> limit) {
-  if (shared_->alone()) return;
+  if (shared_->is_single_node()) return;
   shared_->send(
       [key = shared_->key("left"), node = shared_->cluster.node_rank](comm::Store& store) {
         store.set(format("{}/{}", key, node), "yes");

@@ -12,8 +12,8 @@
 namespace fleet::launch {
 namespace {
 
-constexpr size_t kMostEndpoints = 65536;  // of one node
-constexpr int64_t kMostNodes = 65536, kMostRestarts = 1'000'000;
+constexpr size_t kMaxEndpoints = 65536;  // of one node
+constexpr int64_t kMaxNodes = 65536, kMaxRestarts = 1'000'000;
 
 std::optional<int> number_within(const nlohmann::json& value, int64_t least, int64_t most) {
   if (!value.is_number_integer()) return std::nullopt;  // the library would round any other
@@ -24,11 +24,11 @@ std::optional<int> number_within(const nlohmann::json& value, int64_t least, int
 
 std::optional<NodeRecord> parsed(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
-  const auto nodes = number_within(json.at("nodes"), 1, kMostNodes);
-  const auto max_restarts = number_within(json.at("max_restarts"), 0, kMostRestarts);
+  const auto nodes = number_within(json.at("nodes"), 1, kMaxNodes);
+  const auto max_restarts = number_within(json.at("max_restarts"), 0, kMaxRestarts);
   const auto& endpoints = json.at("endpoints");
   if (!nodes || !max_restarts || !endpoints.is_array()) return std::nullopt;
-  if (endpoints.empty() || endpoints.size() > kMostEndpoints) return std::nullopt;
+  if (endpoints.empty() || endpoints.size() > kMaxEndpoints) return std::nullopt;
   NodeRecord record{{printable(json.at("address").get<std::string>()), {}}, *nodes, *max_restarts};
   for (const auto& endpoint : endpoints)
     record.node.endpoints.push_back(printable(endpoint.get<std::string>()));

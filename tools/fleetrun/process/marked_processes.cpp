@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kLookEvery = std::chrono::milliseconds(5);
+constexpr auto kPollInterval = std::chrono::milliseconds(5);
 
 bool is_marked(pid_t pid, const std::string& launch_id) {
   std::ifstream file(format("/proc/{}/environ", pid), std::ios::binary);  // of this user's only
@@ -73,7 +73,7 @@ void kill_marked(const std::string& launch_id, std::chrono::milliseconds limit) 
   const auto deadline = std::chrono::steady_clock::now() + limit;
   while (!marked_processes(launch_id).empty() && std::chrono::steady_clock::now() < deadline) {
     signal_marked(launch_id, SIGKILL);
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 

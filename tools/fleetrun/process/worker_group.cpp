@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLookEvery{20};
+constexpr milliseconds kPollInterval{20};
 constexpr milliseconds kKillWait{5000};  // a process in an uninterruptible call dies late
 constexpr milliseconds kSameRequest{1000};
 constexpr std::chrono::duration<double> kDetachedGrace{2};  // not interruptible
@@ -134,7 +134,7 @@ void WorkerGroup::end(const TerminationPolicy& termination, SignalInbox& inbox) 
     if (sent < signals.size() && passed >= step * static_cast<double>(sent))
       send(signals[sent++], termination.group_is_broken);
     if (passed >= termination.grace) break;
-    const auto signal = inbox.next(kLookEvery);
+    const auto signal = inbox.next(kPollInterval);
     if (signal && asks_for_kill(*signal, termination.asked_by, passed)) {
       log::warn("fleetrun", format("{} again: killing all ranks", signal_name(*signal)));
       break;
@@ -152,7 +152,7 @@ void WorkerGroup::end_detached(std::chrono::duration<double> grace) {
   signal_marked(watchdog_.launch_id(), SIGTERM);
   const auto deadline = Clock::now() + std::min(grace, kDetachedGrace);
   while (Clock::now() < deadline && !marked_processes(watchdog_.launch_id()).empty())
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kPollInterval);
 }
 
 void WorkerGroup::kill_and_reap() {

@@ -19,15 +19,15 @@
 namespace fleet::comm {
 namespace {
 
-constexpr auto kHowToMakeOne = "(umask 077; openssl rand -hex 32 > FILE) makes one";
+constexpr auto kCreateKeyHint = "(umask 077; openssl rand -hex 32 > FILE) makes one";
 
 }  // namespace
 
 void check_job_key(const std::string& key, const std::string& where) {
-  if (key.size() >= kLeastKeyBytes && key.size() <= kMostKeyBytes) return;
+  if (key.size() >= kMinKeyBytes && key.size() <= kMaxKeyBytes) return;
   throw UsageError("comm",
                    format("{} has {} bytes, and a job key has {} to {}", where, key.size(),
-                          kLeastKeyBytes, kMostKeyBytes),
+                          kMinKeyBytes, kMaxKeyBytes),
                    "use random text: openssl rand -hex 32 prints some");
 }
 
@@ -67,16 +67,16 @@ std::string job_key_from_file(const std::string& path) {
     const std::string reason = is_open ? "not a regular file" : std::strerror(errno);
     throw UsageError("comm",
                      format("the job key cannot be read from {} ({})", printable(path), reason),
-                     format("give a file that is there on every node: {}", kHowToMakeOne));
+                     format("give a file that is there on every node: {}", kCreateKeyHint));
   }
-  std::string text(kMostKeyBytes + 2, '\0');
+  std::string text(kMaxKeyBytes + 2, '\0');
   const auto got = ::read(file.get(), text.data(), text.size());
   if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     throw UsageError("comm",
                      format("others than its owner may use {} (mode {:o}), so the job key in it is "
                             "no secret",
                             printable(path), about.st_mode & 07777U),
-                     "make a new key that only you can read: " + std::string(kHowToMakeOne));
+                     "make a new key that only you can read: " + std::string(kCreateKeyHint));
   }
   text.resize(got > 0 ? static_cast<size_t>(got) : 0);
   text.resize(std::min(text.find_first_of("\r\n"), text.size()));

@@ -10,8 +10,8 @@ namespace fleet::comm {
 /// environment (`FLEET_JOB_KEY`), which other users of a machine cannot read, never on a command
 /// line, which they can. Empty: a job without one.
 constexpr auto kJobKeyVariable = "FLEET_JOB_KEY";
-constexpr size_t kLeastKeyBytes = 16;
-constexpr size_t kMostKeyBytes = 4096;
+constexpr size_t kMinKeyBytes = 16;
+constexpr size_t kMaxKeyBytes = 4096;
 
 /// 256 random bits, in 64 hexadecimal digits.
 std::string make_job_key();

@@ -83,7 +83,7 @@ Descriptor listen_at(const std::string& bind_to, NetworkAddress& bound, uint16_t
     Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int on = 1;
     ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    bound.size = NetworkAddress::kMostBytes;
+    bound.size = NetworkAddress::kMaxBytes;
     if (socket && ::bind(socket.get(), address.generic(), address.size) == 0 &&
         ::listen(socket.get(), SOMAXCONN) == 0 &&
         ::getsockname(socket.get(), bound.generic(), &bound.size) == 0) {

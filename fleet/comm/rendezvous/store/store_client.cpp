@@ -39,7 +39,7 @@ using wire::Writer;
 constexpr milliseconds kConnectAgainEvery{100};
 constexpr auto kLongestTry = 5s;         // per address, if the name has several
 constexpr auto kLongestHandshake = 20s;  // a stopped server may accept and not answer
-constexpr auto kLeastTimeout = 60s;      // for short outages of the network
+constexpr auto kMinTimeout = 60s;        // for short outages of the network
 
 [[noreturn]] void lose(const std::string& reason) { C10_THROW_ERROR(DistNetworkError, reason); }
 
@@ -85,7 +85,7 @@ class StoreClient : public c10d::Store {
 
   /// Why no address could be reached; empty: connected.
   std::string connect(Clock::time_point deadline);
-  void shake_hands(Clock::time_point deadline);
+  void handshake(Clock::time_point deadline);
 
   std::string ask(const std::string& request, milliseconds waits = {});
   void send(std::string_view bytes, Clock::time_point deadline);
@@ -141,7 +141,7 @@ std::string StoreClient::connect(Clock::time_point deadline) {
     const int on = 1;
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     try {
-      shake_hands(std::clamp(deadline, Clock::now() + 1s, Clock::now() + kLongestHandshake));
+      handshake(std::clamp(deadline, Clock::now() + 1s, Clock::now() + kLongestHandshake));
     } catch (const c10::Error& error) {
       reason = error.what_without_backtrace();
     }
@@ -154,7 +154,7 @@ std::string StoreClient::connect(Clock::time_point deadline) {
   return reason;
 }
 
-void StoreClient::shake_hands(Clock::time_point deadline) {
+void StoreClient::handshake(Clock::time_point deadline) {
   wire::Nonces nonces{.client = random_bytes(wire::kNonceBytes), .server = {}};
   send(std::string(wire::kMagic) + nonces.client, deadline);
   while (received_.size() < wire::kHelloBytes + wire::kProofBytes) {
@@ -213,7 +213,7 @@ void StoreClient::receive(Clock::time_point deadline) {
 std::string StoreClient::ask(const std::string& request, milliseconds waits) {
   const std::lock_guard lock(mutex_);
   if (!socket_) lose("the connection was lost before");
-  const auto deadline = Clock::now() + waits + std::max<milliseconds>(getTimeout(), kLeastTimeout);
+  const auto deadline = Clock::now() + waits + std::max<milliseconds>(getTimeout(), kMinTimeout);
   try {
     send(outgoing_.seal(request), deadline);
     while (true) {

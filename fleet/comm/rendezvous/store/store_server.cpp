@@ -33,8 +33,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kToProve = 30s;          // enough for a rank that is stopped for a moment
-constexpr size_t kMostUnproved = 1024;  // beyond it the oldest is closed
+constexpr auto kHandshakeTimeout = 30s;       // enough for a rank that is stopped for a moment
+constexpr size_t kMaxUnauthenticated = 1024;  // beyond it the oldest is closed
 constexpr auto kWithoutDescriptors = 100ms;
 constexpr size_t kReadBytes = 65536;
 
@@ -60,7 +60,7 @@ struct Connection {
   Clock::time_point wait_ends = {};
   bool has_ended = false;
 
-  bool is_proved() const { return state == State::kOpen; }
+  bool is_authenticated() const { return state == State::kOpen; }
 };
 
 }  // namespace
@@ -141,7 +141,7 @@ int StoreServer::Loop::poll_timeout() const {
 
 void StoreServer::Loop::accept_all() {
   while (true) {
-    NetworkAddress peer{.size = NetworkAddress::kMostBytes};
+    NetworkAddress peer{.size = NetworkAddress::kMaxBytes};
     Descriptor socket(
         ::accept4(listener_.get(), peer.generic(), &peer.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket) {
@@ -172,22 +172,23 @@ void StoreServer::Loop::serve(Connection& connection, short events) {
 
 void StoreServer::Loop::read_from(Connection& connection) {
   std::array<char, kReadBytes> buffer{};
-  const auto most = connection.is_proved() ? buffer.size() : wire::kHelloBytes + wire::kProofBytes;
+  const auto most =
+      connection.is_authenticated() ? buffer.size() : wire::kHelloBytes + wire::kProofBytes;
   const auto got = ::recv(connection.socket.get(), buffer.data(), most, 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (got <= 0) {
-    const bool said_hello = connection.state == Connection::State::kProof;
-    throw Closed{said_hello ? "it left without the proof of having the job's key" : ""};
+    const bool sent_hello = connection.state == Connection::State::kProof;
+    throw Closed{sent_hello ? "it left without the proof of having the job's key" : ""};
   }
   connection.received.append(buffer.data(), static_cast<size_t>(got));
   // Clients send one request at a time.
-  if (connection.received.size() > 2 * wire::kMostBytes) throw Closed{"it sent too much"};
+  if (connection.received.size() > 2 * wire::kMaxBytes) throw Closed{"it sent too much"};
 }
 
 void StoreServer::Loop::advance(Connection& connection) {
   if (connection.state == Connection::State::kHello) greet(connection);
   if (connection.state == Connection::State::kProof) check_proof(connection);
-  while (connection.is_proved() && !connection.wait) {
+  while (connection.is_authenticated() && !connection.wait) {
     const auto request = connection.incoming.open(connection.received);
     if (!request) return;
     handle(connection, *request);
@@ -273,10 +274,11 @@ void StoreServer::Loop::finish_waits() {
 void StoreServer::Loop::drop_late_and_ended() {
   auto unproved = static_cast<size_t>(
       std::count_if(connections_.begin(), connections_.end(),
-                    [](const Connection& connection) { return !connection.is_proved(); }));
+                    [](const Connection& connection) { return !connection.is_authenticated(); }));
   for (auto it = connections_.begin(); it != connections_.end();) {
     const bool is_late =
-        !it->is_proved() && (unproved > kMostUnproved || Clock::now() - it->accepted > kToProve);
+        !it->is_authenticated() &&
+        (unproved > kMaxUnauthenticated || Clock::now() - it->accepted > kHandshakeTimeout);
     if (is_late && !it->has_ended) {
       --unproved;
       warn_of(*it, "it did not prove to have the job's key in time");

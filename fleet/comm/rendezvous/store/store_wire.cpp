@@ -88,9 +88,9 @@ std::string Channel::tag(std::string_view payload) {
 }
 
 std::string Channel::seal(std::string_view payload) {
-  if (payload.size() > kMostBytes) {
+  if (payload.size() > kMaxBytes) {
     throw Error("comm", format("{} bytes are more than the store takes at once ({})",
-                               payload.size(), kMostBytes));
+                               payload.size(), kMaxBytes));
   }
   auto message = bytes_of(static_cast<uint32_t>(payload.size()));
   message.append(payload);
@@ -101,7 +101,7 @@ std::string Channel::seal(std::string_view payload) {
 std::optional<std::string> Channel::open(std::string& received) {
   if (received.size() < kLengthBytes) return std::nullopt;
   const size_t length = number_in<uint32_t>(received);
-  if (length > kMostBytes) throw std::invalid_argument("a message that is too long");
+  if (length > kMaxBytes) throw std::invalid_argument("a message that is too long");
   const auto end = kLengthBytes + length + kTagBytes;
   if (received.size() < end) return std::nullopt;
   auto payload = received.substr(kLengthBytes, length);

@@ -31,7 +31,7 @@ constexpr std::string_view kMagic = "fleetkv1";
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;
 constexpr size_t kHelloBytes = kMagic.size() + kNonceBytes;
-constexpr size_t kMostBytes = 16U << 20U;  // of one payload
+constexpr size_t kMaxBytes = 16U << 20U;  // of one payload
 
 enum class Op : uint8_t {
   kSet = 1,     // key, value

@@ -21,7 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int64_t kControlBytes = 4096;  // a page, so that the data begins at one
-constexpr auto kLook = 50ms;             // between two checks whether the peers are alive
+constexpr auto kCheckInterval = 50ms;    // between two checks whether the peers are alive
 
 // The first page of each rank's memory: what other ranks wait on.
 struct AreaControl {
@@ -45,7 +45,7 @@ __attribute__((optimize("O3"))) void add_to(T* __restrict sum, const T* __restri
 }
 
 template <typename T>
-void sum_share(const std::vector<T*>& ranks, int64_t n) {
+void sum_chunk(const std::vector<T*>& ranks, int64_t n) {
   if (ranks.size() == 2) return sum_two(ranks[0], ranks[1], n);
   constexpr int64_t kBlock = 4096;  // stays in the first-level cache
   std::array<T, kBlock> sum;
@@ -113,7 +113,7 @@ struct SharedArea::Impl {
         if (memory.has_ended(rank) && !counter.has_reached(number)) {
           throw std::runtime_error(format("the process of rank {} has ended", rank));
         }
-        if (!counter.has_reached(number)) counter.sleep(seen, kLook);
+        if (!counter.has_reached(number)) counter.sleep(seen, kCheckInterval);
       }
     }
   }
@@ -129,7 +129,7 @@ struct SharedArea::Impl {
     for (int rank = 0; rank < memory.size(); ++rank) {
       bases.push_back(reinterpret_cast<T*>(data(rank) + job.offset) + begin);
     }
-    sum_share(bases, border(comm->rank() + 1) - begin);
+    sum_chunk(bases, border(comm->rank() + 1) - begin);
   }
 
   void run() {

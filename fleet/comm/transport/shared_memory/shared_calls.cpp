@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 
 constexpr uint32_t kSlots = 8;
 constexpr int64_t kAlignment = 64;
-constexpr auto kLookForEnded = 50ms;  // between two checks whether a peer is alive
+constexpr auto kEndedCheckInterval = 50ms;  // between two checks whether a peer is alive
 // About 30 microseconds, the time that the kernel takes to put a thread to sleep and wake it up.
 constexpr int kSpins = 1000;
 
@@ -111,7 +111,7 @@ uint32_t SharedCalls::start(Collective call, Clock::time_point deadline,
   const uint32_t number = ++started_;
   try {
     while (failure_.empty()) {
-      const auto missing = what_holds_back(number);
+      const auto missing = find_missing(number);
       if (!missing) {
         post(call, number);
         calls_.push_back(std::move(call));
@@ -131,7 +131,7 @@ uint32_t SharedCalls::start(Collective call, Clock::time_point deadline,
 
 // What call `number` waits for before it may be posted: earlier calls, and ranks that still read
 // its slot.
-std::optional<SharedCalls::Missing> SharedCalls::what_holds_back(uint32_t number) {
+std::optional<SharedCalls::Missing> SharedCalls::find_missing(uint32_t number) {
   const auto missing = advance();
   if (!is_done(number - kSlots) && missing.counter != nullptr) return missing;
   if (const auto reader = behind(&Control::finished, number - kSlots)) return reader;
@@ -251,7 +251,7 @@ void SharedCalls::pause(const Missing& missing, Clock::time_point deadline) {
   }
   const uint32_t seen = counter.value.load(std::memory_order_acquire);
   if (counter.has_reached(missing.number)) return;
-  if (peer.has_left.load(std::memory_order_acquire) == 0) counter.sleep(seen, kLookForEnded);
+  if (peer.has_left.load(std::memory_order_acquire) == 0) counter.sleep(seen, kEndedCheckInterval);
   if (counter.has_reached(missing.number)) return;
 
   const bool has_left = peer.has_left.load(std::memory_order_acquire) != 0;

@@ -68,7 +68,7 @@ class SharedCalls {
   Slot& slot(int rank, uint32_t number) const;
   Missing advance();
   bool is_done(uint32_t number) const { return static_cast<int32_t>(completed_ - number) >= 0; }
-  std::optional<Missing> what_holds_back(uint32_t number);
+  std::optional<Missing> find_missing(uint32_t number);
   std::optional<Missing> behind(SharedCounter Control::*which, uint32_t number) const;
   void post(const Collective& call, uint32_t number);
   void complete(const Collective& call, uint32_t number);

@@ -34,7 +34,7 @@ std::shared_ptr<Transport> SharedMemoryTransport::over(
   if (group->options().backend != "gloo") return group;  // its tensors are not on the CPU
   auto memory =
       PeerMemory::map(group->watch().get(), group->size(), SharedCalls::memory_bytes(),
-                      [&](const torch::Tensor& row) { return group->gather_while_making(row); });
+                      [&](const torch::Tensor& row) { return group->gather_during_setup(row); });
   if (!memory) return group;
   return std::shared_ptr<Transport>(
       new SharedMemoryTransport(std::move(group), std::move(*memory)));

@@ -20,7 +20,7 @@ class Profiler final : public ReplayObserver {
  public:
   explicit Profiler(MemoryCounter& counter);
   /// Bytes that are queued for this file, or were prefetched from it, are not counted for the step.
-  void leave_out(std::shared_ptr<const OffloadFile> file) { file_ = std::move(file); }
+  void exclude_file(std::shared_ptr<const OffloadFile> file) { file_ = std::move(file); }
 
   // Called by the tape, in this order for every op.
   void op_begins(int op);

@@ -90,7 +90,7 @@ double OffloadSimulation::stall_seconds(int64_t bytes, double forward_seconds,
 }
 
 double OffloadSimulation::lost_seconds(int64_t bytes) const {
-  return disk_.compute_share * static_cast<double>(bytes) * (1 / disk_.write + 1 / disk_.read);
+  return disk_.compute_slowdown * static_cast<double>(bytes) * (1 / disk_.write + 1 / disk_.read);
 }
 
 }  // namespace fleet::memory

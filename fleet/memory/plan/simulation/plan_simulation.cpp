@@ -73,7 +73,7 @@ PlanSimulation::PlanSimulation(const StepProfile& profile, OffloadFile::Speed di
 
 PlanSimulation::Interval PlanSimulation::interval(int begin, int end, bool is_dropped,
                                                   const std::vector<char>& recomputed) const {
-  const auto outcome = segments_.follow(begin, end, is_dropped, recomputed);
+  const auto outcome = segments_.simulate(begin, end, is_dropped, recomputed);
   Interval result{.seconds = outcome.seconds};
   const auto n = static_cast<size_t>(end - begin);
   std::vector<int64_t> forward(n + 1, 0), backward(n + 1, 0), replay(n + 1, 0);
@@ -94,10 +94,10 @@ PlanSimulation::Interval PlanSimulation::interval(int begin, int end, bool is_dr
   std::vector<int> held;
   for (const auto& entry : outcome.entries) {
     if (profile_.blocks[static_cast<size_t>(entry.block)].made < begin) continue;
-    if (entry.fate == SegmentOutcome::Fate::kHeld) {
+    if (entry.decision == SegmentOutcome::Decision::kHeld) {
       held.push_back(entry.block);
       hold(entry.block, entry.released);
-    } else if (entry.fate == SegmentOutcome::Fate::kRegion && !crosses(entry.block)) {
+    } else if (entry.decision == SegmentOutcome::Decision::kRegion && !crosses(entry.block)) {
       backward[static_cast<size_t>(entry.first_save - begin)] +=
           profile_.blocks[static_cast<size_t>(entry.block)].bytes;
     }
@@ -178,11 +178,11 @@ std::shared_ptr<const SegmentOutcome> PlanSimulation::outcome_of(const Plan& pla
     known_ops_ = end - begin;
   }
   return known_[key] = std::make_shared<const SegmentOutcome>(
-             segments_.follow(begin, end, is_dropped, plan.recomputed));
+             segments_.simulate(begin, end, is_dropped, plan.recomputed));
 }
 
-struct PlanSimulation::Lives {
-  explicit Lives(size_t blocks)
+struct PlanSimulation::Lifetimes {
+  explicit Lifetimes(size_t blocks)
       : held_until(blocks, StepProfile::kNever), asked(blocks, -1), input_until(blocks, 0) {}
   bool is_held(int block) const {
     return held_until[static_cast<size_t>(block)] != StepProfile::kNever;
@@ -193,19 +193,19 @@ struct PlanSimulation::Lives {
   std::vector<int> input_until;  // this op of the forward: it may be a replay input until then
 };
 
-PlanSimulation::Lives PlanSimulation::lives_of(const Outcomes& outcomes) const {
+PlanSimulation::Lifetimes PlanSimulation::lifetimes_of(const Outcomes& outcomes) const {
   const auto blocks = profile_.blocks.size();
-  Lives lives(blocks);
+  Lifetimes lifetimes(blocks);
   std::vector<int> first_saver(blocks, -1), last_saver(blocks, -1);
   for (const auto& outcome : outcomes) {
     // Blocks from before stay until the segment ends: they may be replay inputs.
     for (const int b : outcome->inputs) {
       const auto i = static_cast<size_t>(b);
-      lives.input_until[i] = outcome->end;
+      lifetimes.input_until[i] = outcome->end;
       if (first_saver[i] < 0) continue;
       // Its own segment does not recompute a replay input of a later one.
-      lives.held_until[i] = std::min(lives.held_until[i], first_saver[i]);
-      lives.asked[i] = std::max(lives.asked[i], last_saver[i]);
+      lifetimes.held_until[i] = std::min(lifetimes.held_until[i], first_saver[i]);
+      lifetimes.asked[i] = std::max(lifetimes.asked[i], last_saver[i]);
     }
     for (const auto& entry : outcome->entries) {
       const auto i = static_cast<size_t>(entry.block);
@@ -213,19 +213,19 @@ PlanSimulation::Lives PlanSimulation::lives_of(const Outcomes& outcomes) const {
         if (first_saver[i] < 0) first_saver[i] = entry.first_save;
         last_saver[i] = entry.last_save;
       }
-      if (entry.fate != SegmentOutcome::Fate::kHeld) continue;
-      lives.held_until[i] = std::min(lives.held_until[i], entry.released);
-      lives.asked[i] = std::max(lives.asked[i], entry.asked);
+      if (entry.decision != SegmentOutcome::Decision::kHeld) continue;
+      lifetimes.held_until[i] = std::min(lifetimes.held_until[i], entry.released);
+      lifetimes.asked[i] = std::max(lifetimes.asked[i], entry.asked);
     }
   }
   // What a later segment holds is available in the segment that made it, too.
   for (size_t b = 0; b < blocks; ++b) {
-    auto& until = lives.held_until[b];
+    auto& until = lifetimes.held_until[b];
     if (until != StepProfile::kNever && first_saver[b] >= 0) {
       until = std::min(until, first_saver[b]);
     }
   }
-  return lives;
+  return lifetimes;
 }
 
 PlanSimulation::Prediction PlanSimulation::predict_into(Plan& plan) const {
@@ -258,19 +258,20 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     change_forward[static_cast<size_t>(outcome.end)] += outcome.mask_bytes;
     change_backward[static_cast<size_t>(outcome.begin)] += outcome.mask_bytes;
   }
-  const auto lives = lives_of(outcomes);
+  const auto lifetimes = lifetimes_of(outcomes);
   for (size_t b = 0; b < profile_.blocks.size(); ++b) {
     const auto& block = profile_.blocks[b];
-    const bool is_held = lives.held_until[b] != StepProfile::kNever;
+    const bool is_held = lifetimes.held_until[b] != StepProfile::kNever;
     const auto end =
-        is_held ? n : std::min(n, static_cast<size_t>(std::max(block.dead, lives.input_until[b])));
+        is_held ? n
+                : std::min(n, static_cast<size_t>(std::max(block.dead, lifetimes.input_until[b])));
     if (end > static_cast<size_t>(block.made) + 1) {
       change_forward[static_cast<size_t>(block.made) + 1] += block.bytes;
       change_forward[end] -= block.bytes;
     }
-    if (is_held) change_backward[static_cast<size_t>(lives.held_until[b])] += block.bytes;
+    if (is_held) change_backward[static_cast<size_t>(lifetimes.held_until[b])] += block.bytes;
   }
-  const auto waves = offload_.waves_of(plan, lives.held_until, lives.asked);
+  const auto waves = offload_.waves_of(plan, lifetimes.held_until, lifetimes.asked);
   for (const auto& wave : waves) {
     result.offloaded_bytes_total += wave.bytes;
     change_forward[static_cast<size_t>(wave.gone)] -= wave.bytes;
@@ -283,7 +284,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     result.seconds += offload_.lost_seconds(result.offloaded_bytes_total);
   // Recomputed blocks.
   SelectiveBytes selective(n);
-  const auto is_held = [&](int b) { return lives.is_held(b); };
+  const auto is_held = [&](int b) { return lifetimes.is_held(b); };
   std::vector<int64_t> replay;
   for (const auto& outcome : outcomes) {
     selective.add(*outcome, 0, profile_, is_held);
@@ -291,7 +292,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     const auto begin = static_cast<size_t>(outcome->begin), end = static_cast<size_t>(outcome->end);
     replay.assign(end - begin + 1, 0);
     for (const auto& entry : outcome->entries) {
-      if (entry.fate != SegmentOutcome::Fate::kRegion || is_held(entry.block)) continue;
+      if (entry.decision != SegmentOutcome::Decision::kRegion || is_held(entry.block)) continue;
       extra[static_cast<size_t>(entry.first_save)] += bytes(entry.block);
       extra[end] -= bytes(entry.block);
     }

@@ -55,9 +55,9 @@ class PlanSimulation {
 
  private:
   using Outcomes = std::vector<std::shared_ptr<const SegmentOutcome>>;
-  struct Lives;  // from when to when the blocks of a plan are held
+  struct Lifetimes;  // from when to when the blocks of a plan are held
   std::shared_ptr<const SegmentOutcome> outcome_of(const Plan& plan, size_t segment) const;
-  Lives lives_of(const Outcomes& outcomes) const;
+  Lifetimes lifetimes_of(const Outcomes& outcomes) const;
 
   const StepProfile& profile_;
   OffloadSimulation offload_;

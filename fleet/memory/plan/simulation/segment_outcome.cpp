@@ -8,7 +8,7 @@
 
 namespace fleet::memory {
 
-using Fate = SegmentOutcome::Fate;
+using Decision = SegmentOutcome::Decision;
 
 // The ops from `begin` on. Blocks from before it are kept.
 struct SegmentSimulation::Graph {
@@ -23,8 +23,8 @@ struct SegmentSimulation::Graph {
     if (simulation.block(block).made < simulation.outcome_.begin) return true;
     const int entry = simulation.entry_of_[static_cast<size_t>(block)];
     if (entry < 0) return false;
-    const auto fate = simulation.outcome_.entries[static_cast<size_t>(entry)].fate;
-    return fate == Fate::kHeld || fate == Fate::kRegion;
+    const auto decision = simulation.outcome_.entries[static_cast<size_t>(entry)].decision;
+    return decision == Decision::kHeld || decision == Decision::kRegion;
   }
   Makers makers(int block) const {
     const auto& entry = simulation.block(block);
@@ -52,13 +52,13 @@ SegmentOutcome::Entry& SegmentSimulation::entry_of(int block) {
 // The backward of op `asks` is the first to need it, that of op `until` the last.
 void SegmentSimulation::hold(int block, int asks, int until) {
   auto& entry = entry_of(block);
-  entry.fate = Fate::kHeld;
+  entry.decision = Decision::kHeld;
   entry.released = std::min(entry.released, until);
   entry.asked = std::max(entry.asked, asks);
 }
 
-SegmentOutcome SegmentSimulation::follow(int begin, int end, bool is_dropped,
-                                         const std::vector<char>& recomputed) {
+SegmentOutcome SegmentSimulation::simulate(int begin, int end, bool is_dropped,
+                                           const std::vector<char>& recomputed) {
   outcome_ = {.begin = begin, .end = end};
   recomputed_ = &recomputed;
   region_.clear();
@@ -83,19 +83,19 @@ void SegmentSimulation::save(int b, int k, bool is_dropped) {
   if (entry.first_save < 0) entry.first_save = k;
   entry.last_save = k;
   const auto& saved = block(b);
-  if (saved.made < outcome_.begin || entry.fate == Fate::kHeld) return hold(b, k, k);
-  if (entry.fate == Fate::kSelective) {
+  if (saved.made < outcome_.begin || entry.decision == Decision::kHeld) return hold(b, k, k);
+  if (entry.decision == Decision::kSelective) {
     const int place = selective_of_[static_cast<size_t>(saved.made)];
     if (!saved.is_mask) outcome_.selective[static_cast<size_t>(place)].starts = k;
     return;
   }
-  if (entry.fate == Fate::kRegion) {
+  if (entry.decision == Decision::kRegion) {
     outcome_.starts = k;
     return;
   }
   if ((*recomputed_)[static_cast<size_t>(saved.made)] && select(b, k)) return;
   if (!is_dropped || !op(k).can_replay) return hold(b, k, k);
-  entry.fate = Fate::kRegion;
+  entry.decision = Decision::kRegion;
   outcome_.starts = k;
   region_.push_back(b);
   if (saved.is_mask) outcome_.mask_bytes += StepProfile::bits_of(saved);
@@ -105,7 +105,9 @@ void SegmentSimulation::save(int b, int k, bool is_dropped) {
 bool SegmentSimulation::select(int b, int k) {
   const auto& saved = block(b);
   const auto entry = entry_of_[static_cast<size_t>(b)];
-  const auto mark = [&] { outcome_.entries[static_cast<size_t>(entry)].fate = Fate::kSelective; };
+  const auto mark = [&] {
+    outcome_.entries[static_cast<size_t>(entry)].decision = Decision::kSelective;
+  };
   if (saved.is_mask) {  // from its bits
     mark();
     outcome_.seconds += op(saved.made).replay_seconds;
@@ -179,7 +181,7 @@ void SegmentSimulation::list_replayed_blocks() {
     for (const int b : op(k).makes) {
       const int entry = entry_of_[static_cast<size_t>(b)];
       const bool stays =
-          entry >= 0 && outcome_.entries[static_cast<size_t>(entry)].fate == Fate::kRegion;
+          entry >= 0 && outcome_.entries[static_cast<size_t>(entry)].decision == Decision::kRegion;
       const int until =
           stays ? outcome_.end : std::max(last_reader_[static_cast<size_t>(b)], k) + 1;
       outcome_.replayed_blocks.push_back({.block = b, .made = k, .until = until});

@@ -11,7 +11,7 @@ namespace fleet::memory {
 /// What becomes of the values that the ops [begin, end) save, if they are a segment of a plan, and
 /// what that takes. Says nothing about other segments.
 struct SegmentOutcome {
-  enum class Fate : char {
+  enum class Decision : char {
     kNone,       // a replay input of this segment
     kHeld,       // from its forward until its backward is over
     kRegion,     // recomputed with the segment
@@ -19,7 +19,7 @@ struct SegmentOutcome {
   };
   struct Entry {
     int block = 0;
-    Fate fate = Fate::kNone;
+    Decision decision = Decision::kNone;
     int released = StepProfile::kNever;   // held until the backward of this op is over
     int asked = -1;                       // the first op whose backward needs it
     int first_save = -1, last_save = -1;  // ops of the segment that save it; -1: none
@@ -61,7 +61,7 @@ class SegmentSimulation {
   explicit SegmentSimulation(const StepProfile& profile);
 
   /// `recomputed`: by op, of the whole plan.
-  SegmentOutcome follow(int begin, int end, bool is_dropped, const std::vector<char>& recomputed);
+  SegmentOutcome simulate(int begin, int end, bool is_dropped, const std::vector<char>& recomputed);
 
  private:
   struct Graph;  // what a RecomputeSearch sees of the profile

@@ -24,7 +24,7 @@ struct Fault {
   bool ends_job() const;
 };
 
-struct DisturberOptions {
+struct FaultInjectorOptions {
   bool launcher = false;                        ///< fleetrun is among the victims
   bool term = false;                            ///< SIGTERM is among the signals
   std::chrono::milliseconds wake_rank_after{};  ///< that was stopped; 0: it stays so
@@ -33,16 +33,17 @@ struct DisturberOptions {
 /// Kills and stops random ranks of a job on this machine, at random moments. Every rank says "pid
 /// NUMBER" when it starts.
 ///
-///   Disturber disturber(run, 4, /*seed=*/7);
-///   while (faults-- > 0 && disturber.disturb()) {}
-class Disturber {
+///   FaultInjector fault_injector(run, 4, /*seed=*/7);
+///   while (faults-- > 0 && fault_injector.inject()) {}
+class FaultInjector {
  public:
-  Disturber(const Launched& run, int ranks, uint64_t seed, const DisturberOptions& options = {})
+  FaultInjector(const Launched& run, int ranks, uint64_t seed,
+                const FaultInjectorOptions& options = {})
       : run_(run), ranks_(ranks), options_(options), random_(seed) {}
 
   /// Waits a random while, then kills (SIGKILL), stops (SIGSTOP) or ends (SIGTERM) a rank, or
   /// fleetrun, which is woken up (SIGCONT) after a second. False when the job has ended before.
-  bool disturb();
+  bool inject();
   /// What the last `disturb` did.
   const Fault& last() const { return last_; }
   /// "SIGKILL to rank 3 after 1234 ms", one line each, for a failure.
@@ -53,7 +54,7 @@ class Disturber {
 
   const Launched& run_;
   int ranks_;
-  DisturberOptions options_;
+  FaultInjectorOptions options_;
   std::mt19937_64 random_;
   Fault last_;
   std::string history_;

@@ -8,11 +8,11 @@ namespace fleet::launch {
 /// How long to wait before a restart: exponential backoff for attempts that
 /// fail at once.
 ///
-///   RestartPause pause;
+///   RestartBackoff pause;
 ///   pause.count(0.4s);
 ///   pause.count(0.3s);
 ///   pause.next();   // 1 s, then 2 s, 4 s, up to 30 s
-class RestartPause {
+class RestartBackoff {
  public:
   static constexpr std::chrono::seconds kAtOnce{3};
   static constexpr std::chrono::seconds kLongest{30};

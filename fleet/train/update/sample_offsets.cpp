@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fleet/train/update/sample_places.h"
+#include "fleet/train/update/sample_offsets.h"
 
 #include <utility>
 
 namespace fleet {
 
-SamplePlaces::SamplePlaces(std::shared_ptr<comm::Communicator> comm) : comm_(std::move(comm)) {}
+SampleOffsets::SampleOffsets(std::shared_ptr<comm::Communicator> comm) : comm_(std::move(comm)) {}
 
-void SamplePlaces::open(int64_t samples, bool is_local) {
+void SampleOffsets::open(int64_t samples, bool is_local) {
   if (comm_->size() == 1) {
     state_ = {.samples = samples, .first = 0};
     return;
@@ -22,13 +22,13 @@ void SamplePlaces::open(int64_t samples, bool is_local) {
   is_placed_ = true;
 }
 
-void SamplePlaces::close(bool is_resized) {
+void SampleOffsets::close(bool is_resized) {
   must_agree_ |= is_resized;
   is_resized_ = false;
 }
 
-ops::RandomScope::Position SamplePlaces::position(const MicroBatch& next,
-                                                  int64_t window_samples) const {
+ops::RandomScope::Position SampleOffsets::position(const MicroBatch& next,
+                                                   int64_t window_samples) const {
   const bool is_alone = comm_->size() == 1;
   const bool is_batch = next.batch_samples > 0;
   ops::RandomScope::Position position{.samples = next.samples()};
@@ -42,7 +42,7 @@ ops::RandomScope::Position SamplePlaces::position(const MicroBatch& next,
   return position;
 }
 
-void SamplePlaces::set_state(const State& state) {
+void SampleOffsets::set_state(const State& state) {
   state_ = state;
   must_agree_ = state.first < 0;
 }

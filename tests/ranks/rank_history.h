@@ -12,9 +12,9 @@ namespace fleet::launch {
 
 /// What the log of one rank of elastic_program.cpp tells, over all the processes that wrote it.
 ///
-///   const auto story = Story::in(training.log(1));
-///   if (story.is_training()) ::kill(story.pids.back(), SIGKILL);
-struct Story {
+///   const auto history = RankHistory::in(training.log(1));
+///   if (history.is_training()) ::kill(history.pids.back(), SIGKILL);
+struct RankHistory {
   struct Update {
     int64_t number = 0;
     int64_t epoch = 0;
@@ -26,7 +26,7 @@ struct Story {
   std::string digest = {};           // of the parameters in the end
   double loss = -1;                  // in the end
 
-  static Story in(const std::string& log);
+  static RankHistory in(const std::string& log);
 
   /// Its last process lives, and has averaged with the others.
   bool is_training() const;

@@ -11,10 +11,10 @@ namespace fleet {
 
 /// A made-up /proc and /sys, for what reads a machine's.
 ///
-///   MadeUpRoot root;
+///   FakeRoot root;
 ///   root.write("proc/self/cgroup", "0::/job\n");
 ///   EXPECT_FALSE(cpu_limit(root.path()));
-class MadeUpRoot {
+class FakeRoot {
  public:
   std::string path() const { return folder_.path().string(); }
 

@@ -14,17 +14,17 @@
 namespace fleet::comm {
 
 /// The end of a rank that is a thread.
-struct Died {};
+struct SimulatedCrash {};
 
 /// Whether ranks may still die. Granted while no rank is dying, so that every death is known.
-class Mercy {
+class CrashSwitch {
  public:
-  bool lets_die() {
+  bool may_crash() {
     const std::lock_guard lock(mutex_);
     if (!is_granted_) ++dying_;
     return !is_granted_;
   }
-  void death_is_known() {
+  void crash_is_known() {
     const std::lock_guard lock(mutex_);
     --dying_;
   }
@@ -46,12 +46,12 @@ class Mercy {
 };
 
 /// A rank's view of a table, through which the rank dies: at its `last`th question, unless there is
-/// mercy by then. What it sets then is lost, or, as with bytes that were on their way, arrives
+/// crashes by then. What it sets then is lost, or, as with bytes that were on their way, arrives
 /// when the rank is known to be dead (`arrive_late`).
-class MortalStore : public c10d::PrefixStore {
+class CrashingStore : public c10d::PrefixStore {
  public:
-  MortalStore(c10::intrusive_ptr<c10d::Store> table, int64_t last, Mercy& mercy)
-      : PrefixStore("all", std::move(table)), left_(last), mercy_(mercy) {}
+  CrashingStore(c10::intrusive_ptr<c10d::Store> table, int64_t last, CrashSwitch& crashes)
+      : PrefixStore("all", std::move(table)), left_(last), crashes_(crashes) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     if (left_ == 1) late_ = [this, key, value] { PrefixStore::set(key, value); };
@@ -83,11 +83,11 @@ class MortalStore : public c10d::PrefixStore {
 
  private:
   void tick() {
-    if (--left_ == 0 && mercy_.lets_die()) throw Died{};
+    if (--left_ == 0 && crashes_.may_crash()) throw SimulatedCrash{};
   }
 
   int64_t left_;
-  Mercy& mercy_;
+  CrashSwitch& crashes_;
   std::function<void()> late_;
 };
 

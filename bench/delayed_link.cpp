@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/delayed_cable.h"
+#include "bench/delayed_link.h"
 
 #include <fcntl.h>
 #include <linux/if_tun.h>
@@ -50,9 +50,9 @@ int open_end(const std::string& host, const std::string& device) {
 
 }  // namespace
 
-std::string DelayedCable::device(int host) { return format("far{}", host); }
+std::string DelayedLink::device(int host) { return format("far{}", host); }
 
-DelayedCable::DelayedCable(const launch::TwoHosts& hosts, std::chrono::milliseconds delay)
+DelayedLink::DelayedLink(const launch::TwoHosts& hosts, std::chrono::milliseconds delay)
     : delay_(delay) {
   for (int host = 0; host < 2; ++host) {
     const int end = open_end(hosts.name(host), device(host));
@@ -70,13 +70,13 @@ DelayedCable::DelayedCable(const launch::TwoHosts& hosts, std::chrono::milliseco
   threads_.emplace_back([this] { carry(ends_[1], ends_[0]); });
 }
 
-DelayedCable::~DelayedCable() {
+DelayedLink::~DelayedLink() {
   stop_ = true;
   for (auto& thread : threads_) thread.join();
   for (const int end : ends_) ::close(end);
 }
 
-void DelayedCable::carry(int from, int to) const {
+void DelayedLink::carry(int from, int to) const {
   std::deque<Packet> under_way;
   std::array<char, 65536> buffer{};
   while (!stop_) {
@@ -92,7 +92,7 @@ void DelayedCable::carry(int from, int to) const {
     }
     while (!under_way.empty() && under_way.front().due <= Clock::now()) {
       const auto& bytes = under_way.front().bytes;
-      // A device that takes no more loses the packet, as a cable would; TCP sends it again.
+      // A device that takes no more loses the packet, as a link would; TCP sends it again.
       [[maybe_unused]] const auto written = ::write(to, bytes.data(), bytes.size());
       under_way.pop_front();
     }

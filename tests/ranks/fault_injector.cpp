@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/ranks/disturber.h"
+#include "tests/ranks/fault_injector.h"
 
 #include <signal.h>
 
@@ -38,7 +38,7 @@ pid_t newest_pid(const std::string& log) {
   return at == lines.npos ? 0 : std::atoi(lines.c_str() + at + head.size());
 }
 
-Fault Disturber::draw() {
+Fault FaultInjector::draw() {
   const auto victims = static_cast<uint64_t>(ranks_ + (options_.launcher ? 1 : 0));
   const auto victim = static_cast<int>(random_() % victims);
   constexpr std::array<int, 3> kSignals = {SIGSTOP, SIGKILL, SIGTERM};
@@ -47,7 +47,7 @@ Fault Disturber::draw() {
           .rank = victim == ranks_ ? Fault::kLauncher : victim};
 }
 
-bool Disturber::disturb() {
+bool FaultInjector::inject() {
   const milliseconds pause(kShortest_ms +
                            static_cast<int>(random_() % (kLongest_ms - kShortest_ms)));
   last_ = draw();

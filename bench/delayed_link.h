@@ -13,17 +13,17 @@ class TwoHosts;
 
 namespace fleet::bench {
 
-/// A second cable between two hosts, 10.78.0.1 and 10.78.0.2, on which every packet arrives `delay`
+/// A second link between two hosts, 10.78.0.1 and 10.78.0.2, on which every packet arrives `delay`
 /// after it was sent, as over a long way. Not every kernel can delay packets (netem), so they pass
 /// through threads of this process, by way of TUN devices.
-class DelayedCable {
+class DelayedLink {
  public:
-  DelayedCable(const launch::TwoHosts& hosts, std::chrono::milliseconds delay);
-  ~DelayedCable();
-  DelayedCable(const DelayedCable&) = delete;
-  DelayedCable& operator=(const DelayedCable&) = delete;
+  DelayedLink(const launch::TwoHosts& hosts, std::chrono::milliseconds delay);
+  ~DelayedLink();
+  DelayedLink(const DelayedLink&) = delete;
+  DelayedLink& operator=(const DelayedLink&) = delete;
 
-  /// Why there is no cable; empty when there is.
+  /// Why there is no link; empty when there is.
   const std::string& refused() const { return refused_; }
   static std::string device(int host);
 

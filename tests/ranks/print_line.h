@@ -10,7 +10,7 @@
 namespace fleet::launch {
 
 /// What a rank says for the tests, whole lines at once.
-inline void say(const std::string& line) {
+inline void print_line(const std::string& line) {
   std::printf("%s\n", line.c_str());
   std::fflush(stdout);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/ranks/story.h"
+#include "tests/ranks/rank_history.h"
 
 #include <chrono>
 #include <sstream>
@@ -8,8 +8,8 @@
 
 namespace fleet::launch {
 
-Story Story::in(const std::string& log) {
-  Story story;
+RankHistory RankHistory::in(const std::string& log) {
+  RankHistory history;
   std::istringstream lines(log);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
@@ -18,25 +18,27 @@ Story Story::in(const std::string& log) {
     if (word == "pid") {
       pid_t pid = 0;
       words >> pid;
-      story.pids.push_back(pid);
-      story.updates_before = story.updates.size();
+      history.pids.push_back(pid);
+      history.updates_before = history.updates.size();
     } else if (word == "update") {
       Update update;
       if (words >> update.number >> skipped >> skipped >> update.epoch >> skipped >> update.at) {
-        story.updates.push_back(update);
+        history.updates.push_back(update);
       }
     } else if (word == "digest") {
-      words >> story.digest;
+      words >> history.digest;
     } else if (word == "loss") {
-      words >> story.loss;
+      words >> history.loss;
     }
   }
-  return story;
+  return history;
 }
 
-bool Story::is_training() const { return updates.size() > updates_before && !is_gone(pids.back()); }
+bool RankHistory::is_training() const {
+  return updates.size() > updates_before && !is_gone(pids.back());
+}
 
-std::optional<double> Story::next_update_after(double time) const {
+std::optional<double> RankHistory::next_update_after(double time) const {
   for (const auto& update : updates) {
     if (update.at > time) return update.at;
   }

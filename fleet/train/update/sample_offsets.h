@@ -22,7 +22,7 @@ namespace fleet {
 ///   places.open(batch.size(), /*is_local=*/false);
 ///   const auto position = places.position(micro_batch, 0);   // and forward, backward, reduce
 ///   places.close(reduced.is_resized);
-class SamplePlaces {
+class SampleOffsets {
  public:
   /// What a snapshot keeps.
   struct State {
@@ -30,7 +30,7 @@ class SamplePlaces {
     int64_t first = -1;    // place of the first of them; -1: to be agreed on again
   };
 
-  explicit SamplePlaces(std::shared_ptr<comm::Communicator> comm);
+  explicit SampleOffsets(std::shared_ptr<comm::Communicator> comm);
 
   /// Before an update by a batch of so many samples, which all ranks make; `is_local`: each alone.
   void open(int64_t samples, bool is_local);
