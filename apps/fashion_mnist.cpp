@@ -3,7 +3,7 @@
 //
 //   fleetrun --nproc_per_node 2 build/bin/fashion_mnist
 //   build/bin/fashion_mnist --epochs 1 --lr 0.05
-//   build/bin/fashion_mnist --snapshot_dir runs/first   # goes on there when it is started again
+//   build/bin/fashion_mnist --snapshot_dir runs/first   # resumes there when it is started again
 
 #include <fleet/core/text/format.h>
 #include <fleet/fleet.h>

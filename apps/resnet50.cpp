@@ -27,7 +27,8 @@ const fleet::FieldList& fields_of(const Options*) {
       "app",
       {fleet::field<&O::depth>("depth", "18, 50, 101 or 152 layers").at_least(18).at_most(152),
        fleet::field<&O::width>("width", "channels of the first stage").at_least(1),
-       fleet::field<&O::zero_init_last_norm>("zero_init_last_norm", "blocks start as the identity"),
+       fleet::field<&O::zero_init_last_norm>("zero_init_last_norm",
+                                             "zero-initialize the last norm of each block"),
        fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),

@@ -28,7 +28,7 @@ const fleet::FieldList& fields_of(const Options*) {
        fleet::field<&O::width>("width", "channels of the first stage; the last has 8 times as many")
            .at_least(1),
        fleet::field<&O::hidden>("hidden", "width of the classifier").at_least(1),
-       fleet::field<&O::dropout>("dropout", "in the classifier").at_least(0).below(1),
+       fleet::field<&O::dropout>("dropout", "dropout of the classifier").at_least(0).below(1),
        fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),

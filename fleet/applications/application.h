@@ -44,8 +44,8 @@ class Application : public torch::nn::ModuleHolder<Impl> {
     return this->ptr()->loss(batch);
   }
 
-  /// One forward of its own: the loss, which can be driven backward, its parts, and how often the
-  /// model is right. All are tensors, so nothing waits for a device.
+  /// One forward of its own: the loss, on which `backward()` can be called, its parts, and the
+  /// accuracy. All are tensors, so nothing waits for a device.
   template <typename Batch>
   auto metrics(const Batch& batch) const {
     return this->ptr()->metrics(batch);

@@ -249,14 +249,18 @@ const FieldList& fields_of(const BertOptions*) {
   static const FieldList list{
       .area = "bert",
       .fields = {
-          field<&B::vocab>("vocab", "tokens that there are").at_least(1),
+          field<&B::vocab>("vocab", "size of the vocabulary").at_least(1),
           field<&B::hidden>("hidden", "width of a layer").at_least(1),
-          field<&B::layers>("layers", "of the encoder").at_least(1),
-          field<&B::heads>("heads", "of attention").at_least(1),
+          field<&B::layers>("layers", "number of encoder layers").at_least(1),
+          field<&B::heads>("heads", "number of attention heads").at_least(1),
           field<&B::intermediate>("intermediate", "width of the feed-forward").at_least(1),
-          field<&B::max_positions>("max_positions", "longest sequence").at_least(1),
-          field<&B::hidden_dropout>("hidden_dropout", "of layers").at_least(0).below(1),
-          field<&B::attention_dropout>("attention_dropout", "of attention").at_least(0).below(1),
+          field<&B::max_positions>("max_positions", "maximum sequence length").at_least(1),
+          field<&B::hidden_dropout>("hidden_dropout", "dropout of the layers' outputs")
+              .at_least(0)
+              .below(1),
+          field<&B::attention_dropout>("attention_dropout", "dropout of the attention weights")
+              .at_least(0)
+              .below(1),
       }};
   return list;
 }

@@ -45,12 +45,12 @@ struct BertScores {
   torch::Tensor next_sentence;  // N x 2
 };
 
-/// What one forward says about a batch; each a tensor of one number.
+/// Metrics of one batch, from one forward; each a tensor of one number.
 struct BertMetrics {
-  torch::Tensor loss;                    // the sum of the next two; can be driven backward
+  torch::Tensor loss;                    // the sum of the next two; differentiable
   torch::Tensor masked_lm_loss;          // mean over the masked tokens
   torch::Tensor next_sentence_loss;      // mean over the samples; 0 without labels
-  torch::Tensor masked_lm_accuracy;      // share of masked tokens whose own got the highest score
+  torch::Tensor masked_lm_accuracy;      // fraction of masked tokens predicted correctly
   torch::Tensor next_sentence_accuracy;  // 0 without labels
 };
 

@@ -56,7 +56,7 @@ void test(Bert& model, MaskedText text, const Unigram& unigram,
   model->train();
   for (auto* mean : {&loss, &baseline, &words, &pairs}) all_reduce_sum(mean->sums());
   log::info("test", format("epoch {}: masked-LM loss {:.5f} (unigram {:.5f}), masked-LM accuracy "
-                           "{:.5f}, next sentence right {:.5f}, {}",
+                           "{:.5f}, next-sentence accuracy {:.5f}, {}",
                            epoch, loss.value(), baseline.value(), words.value(), pairs.value(),
                            plural(std::llround(loss.weight()), "masked word")));
 }
@@ -69,7 +69,7 @@ const FieldList& fields_of(const BertDataOptions*) {
       .area = "data",
       .fields = {
           field<&D::data>("data", "synthetic, or a folder with vocab.txt, train.txt and val.txt"),
-          field<&D::seq>("seq", "longest sample").at_least(8).in_unit("tokens"),
+          field<&D::seq>("seq", "maximum sequence length").at_least(8).in_unit("tokens"),
           field<&D::in_tokens>("in_tokens", "--batch_size counts tokens"),
           field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
               .at_least(1)

@@ -23,7 +23,7 @@ struct BertDataOptions {
 
 const FieldList& fields_of(const BertDataOptions*);
 
-/// Text to train on and text to test with; each rank gets its share.
+/// Text to train on and text to test with; each rank gets its shard.
 struct BertData {
   MaskedText train;
   MaskedText test;

@@ -5,10 +5,10 @@
 
 namespace fleet::applications {
 
-/// What one forward says about a batch of images; each a tensor of one number.
+/// Metrics of one batch of images, from one forward; each a tensor of one number.
 struct ImageMetrics {
-  torch::Tensor loss;  // can be driven backward
-  torch::Tensor acc1;  // share of images whose class got the highest score
+  torch::Tensor loss;  // differentiable
+  torch::Tensor acc1;  // fraction of images whose class got the highest score
   torch::Tensor acc5;  // ... one of the five highest
 };
 

@@ -173,10 +173,11 @@ const FieldList& fields_of(const ResnetOptions*) {
   static const FieldList list{
       .area = "resnet",
       .fields = {
-          field<&R::blocks>("blocks", "of each stage").at_least(1),
-          field<&R::classes>("classes", "that are told apart").at_least(1),
+          field<&R::blocks>("blocks", "number of blocks in each stage").at_least(1),
+          field<&R::classes>("classes", "number of classes").at_least(1),
           field<&R::width>("width", "channels of the first stage").at_least(1),
-          field<&R::zero_init_last_norm>("zero_init_last_norm", "blocks start as the identity"),
+          field<&R::zero_init_last_norm>("zero_init_last_norm",
+                                         "zero-initialize the last norm of each block"),
           field<&R::label_smoothing>("label_smoothing", "label smoothing factor")
               .at_least(0)
               .below(1),

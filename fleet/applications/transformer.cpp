@@ -302,14 +302,14 @@ const FieldList& fields_of(const TransformerOptions*) {
   static const FieldList list{
       .area = "transformer",
       .fields = {
-          field<&T::source_vocab>("source_vocab", "tokens of the source").at_least(1),
-          field<&T::target_vocab>("target_vocab", "tokens of the target").at_least(1),
-          field<&T::width>("width", "of a layer").at_least(1),
-          field<&T::feed_forward>("feed_forward", "its width").at_least(1),
-          field<&T::heads>("heads", "of attention").at_least(1),
-          field<&T::encoder_layers>("encoder_layers", "of the encoder").at_least(1),
-          field<&T::decoder_layers>("decoder_layers", "of the decoder").at_least(1),
-          field<&T::max_positions>("max_positions", "longest sequence").at_least(1),
+          field<&T::source_vocab>("source_vocab", "size of the source vocabulary").at_least(1),
+          field<&T::target_vocab>("target_vocab", "size of the target vocabulary").at_least(1),
+          field<&T::width>("width", "width of a layer").at_least(1),
+          field<&T::feed_forward>("feed_forward", "width of the feed-forward").at_least(1),
+          field<&T::heads>("heads", "number of attention heads").at_least(1),
+          field<&T::encoder_layers>("encoder_layers", "number of encoder layers").at_least(1),
+          field<&T::decoder_layers>("decoder_layers", "number of decoder layers").at_least(1),
+          field<&T::max_positions>("max_positions", "maximum sequence length").at_least(1),
           field<&T::label_smoothing>("label_smoothing", "label smoothing factor")
               .at_least(0)
               .below(1),

@@ -41,11 +41,11 @@ struct TransformerOptions {
 };
 const FieldList& fields_of(const TransformerOptions*);
 
-/// What one forward says about a batch; each a tensor of one number.
+/// Metrics of one batch, from one forward; each a tensor of one number.
 struct TransformerMetrics {
-  torch::Tensor loss;                     // with label smoothing; can be driven backward
+  torch::Tensor loss;                     // with label smoothing; differentiable
   torch::Tensor negative_log_likelihood;  // without; its exponential is the perplexity
-  torch::Tensor accuracy;                 // share of tokens that got the highest score
+  torch::Tensor accuracy;                 // fraction of tokens that got the highest score
 };
 
 class EncoderLayerImpl;

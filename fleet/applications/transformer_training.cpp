@@ -68,7 +68,9 @@ const FieldList& fields_of(const TransformerDataOptions*) {
           field<&D::data>("data",
                           "synthetic, or a folder with vocab.txt, train.src, train.tgt, val.src "
                           "and val.tgt"),
-          field<&D::seq>("seq", "longest sequence, its end among it").at_least(2).in_unit("tokens"),
+          field<&D::seq>("seq", "maximum sequence length, end token included")
+              .at_least(2)
+              .in_unit("tokens"),
           field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
               .at_least(1)
               .at_most(kMaxSyntheticSamples),

@@ -22,7 +22,7 @@ struct TransformerDataOptions {
 
 const FieldList& fields_of(const TransformerDataOptions*);
 
-/// Pairs to train on and pairs to test with; each rank gets its share.
+/// Pairs to train on and pairs to test with; each rank gets its shard.
 struct TransformerData {
   DataLoader<Batch> train;
   DataLoader<Batch> test;

@@ -102,11 +102,11 @@ const FieldList& fields_of(const VggOptions*) {
   static const FieldList list{
       .area = "vgg",
       .fields = {
-          field<&V::batch_norm>("batch_norm", "behind each convolution"),
-          field<&V::pooled>("pooled", "side of what the classifier sees").at_least(1),
+          field<&V::batch_norm>("batch_norm", "batch norm after each convolution"),
+          field<&V::pooled>("pooled", "height and width of the classifier's input").at_least(1),
           field<&V::hidden>("hidden", "width of the classifier").at_least(1),
-          field<&V::classes>("classes", "that are told apart").at_least(1),
-          field<&V::dropout>("dropout", "in the classifier").at_least(0).below(1),
+          field<&V::classes>("classes", "number of classes").at_least(1),
+          field<&V::dropout>("dropout", "dropout of the classifier").at_least(0).below(1),
           field<&V::label_smoothing>("label_smoothing", "label smoothing factor")
               .at_least(0)
               .below(1),

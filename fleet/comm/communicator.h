@@ -45,14 +45,14 @@ struct CommunicatorOptions {
   std::string backend = "gloo";                    // or "nccl"
   std::chrono::milliseconds timeout{600'000};      // for every call
   std::string address;                             // this rank's own address; empty: the loopback's
-  std::chrono::milliseconds notice_every{10'000};  // of a wait: for whom
+  std::chrono::milliseconds notice_every{10'000};  // log lines of a wait, which name the ranks
 };
 
 /// A group of ranks and its collectives. All ranks make the same calls in the same order; each call
 /// takes a short description, which appears in the error when a peer fails.
 ///
 /// Tensors are float, double, bfloat16, half or int64, contiguous, and are changed in place. In a
-/// group of one rank every call is a no-op, so the same program runs alone.
+/// group of one rank every call is a no-op, so the same program runs on one rank.
 ///
 ///   auto sum = torch::ones({4});
 ///   comm.all_reduce(sum, ReduceOp::kSum, "a first test");

@@ -5,7 +5,7 @@ namespace fleet {
 
 /// Names what the calling thread allocates tensors for while it lives, in the accounts of a memory
 /// budget: without a tag a tensor is counted for the op that made it. The innermost tag wins. Sets
-/// one thread-local pointer, so that it costs nothing where nobody counts.
+/// one thread-local pointer, so that it costs nothing where nothing is counted.
 ///
 ///   const AllocationTag tag(allocation::kOptimizerState);
 ///   state = arena.make_state();

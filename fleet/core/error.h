@@ -8,7 +8,7 @@
 
 namespace fleet {
 
-/// A mistake that the user can mend, or a failure that the user must hear about.
+/// A mistake that the user can fix, or a failure that the user must see.
 ///
 /// The text says what happened with its values, why it matters, and on a line of its own what to
 /// do:

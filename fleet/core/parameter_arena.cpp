@@ -314,7 +314,7 @@ void ParameterArena::set_gradient_policy(GradientPolicy policy) {
   for (size_t i = 0; i < spans_.size(); ++i) {
     auto& gradient = spans_[i].parameter.mutable_grad();
     if (!is_ready_[i] || hide) {
-      gradient = torch::Tensor();  // there may be one of somebody else's backward
+      gradient = torch::Tensor();  // there may be one of another backward
     } else if (is_hidden_) {
       gradient = spans_[i].gradient;
     }
@@ -364,7 +364,7 @@ void ParameterArena::on_gradient_ready(size_t index) {
     if (gradient_policy_ == GradientPolicy::kDiscard) return;
     throw Error("arena",
                 format("a backward inside the loss closure reached parameter '{}', and its "
-                       "gradient would be no part of the update",
+                       "gradient would not be part of the update",
                        span.name),
                 "add that loss to the one that the closure returns, or take gradients with "
                 "torch::autograd::grad");

@@ -65,7 +65,7 @@ struct ArenaOptions {
 /// window drops what is ready.
 ///
 /// In-place writes to parameters are never lost: where a parameter is a working copy, what was
-/// written to it is taken into its master (`refresh_masters`) before anybody reads that.
+/// written to it is copied to its master (`refresh_masters`) before that is read.
 ///
 /// In front of the last group's gradients lies the metadata: a few floats that ranks sum together
 /// with the gradients at no extra cost (weights, losses, and one flag per parameter: did it get a
@@ -97,8 +97,8 @@ class ParameterArena {
   /// Zeroed buffers of the groups' lengths, for optimizer state: double for double, else float.
   std::vector<torch::Tensor> make_state() const;
 
-  /// After `values` were written from outside: rounds masters into the working copies, and moves
-  /// the parameters' versions on, for whoever keeps something about them.
+  /// After `values` were written from outside: rounds masters into the working copies, and
+  /// increments the parameters' version counters, so that what was derived from them is stale.
   void values_written();
   /// The reverse, before `values` are read: masters take the elements of working copies that were
   /// written in place. One pass over both; nothing to do without working copies.
@@ -106,7 +106,7 @@ class ParameterArena {
   void refresh_masters(size_t span) const;
 
   /// Forgets all gradients: `grad()` is undefined until the next backward, as after torch's own
-  /// zero_grad. Arrivals are collected from here on.
+  /// zero_grad. Gradients are accumulated from here on.
   void begin_window();
   /// The same, without a window: the model is as torch has it until the next.
   void forget_window() noexcept;
@@ -114,12 +114,12 @@ class ParameterArena {
   /// What happens to a gradient that arrives inside a window.
   enum class GradientPolicy {
     kAccumulate,  // it belongs to the window
-    kDiscard,     // it is of somebody else's backward: dropped, and counted
+    kDiscard,     // it is of another optimizer's backward: dropped, and counted
     kReject,  // likewise, inside a loss closure: an Error. `grad()` is hidden meanwhile, so that
               // a zero_grad() there, as torch's closures have it, clears nothing
   };
   void set_gradient_policy(GradientPolicy policy);
-  /// Spans that a gradient was kept apart from since `begin_window`.
+  /// How many spans had a gradient discarded since `begin_window`.
   size_t discarded() const { return discarded_.size(); }
   std::optional<size_t> first_discarded() const;
   /// Drops what torch's zero_grad() has cleared since it was written; false when nothing is left of
@@ -127,7 +127,7 @@ class ParameterArena {
   bool drop_cleared();
 
   /// Makes the gradients whole: zeros where none came, `grad()` a view of the arena everywhere.
-  /// Throws when somebody replaced a `grad()` after backward, for then the arena no longer holds
+  /// Throws when a `grad()` was replaced after backward, for then the arena no longer holds
   /// the gradient.
   void end_window();
 
@@ -172,7 +172,7 @@ class ParameterArena {
   std::mutex mutex_;
   torch::Tensor metadata_;
   torch::Tensor last_gradients_;  // metadata and gradients of the last group, one allocation
-  int64_t metadata_length_ = 0;   // of `head_` with its padding
+  int64_t metadata_length_ = 0;   // of `metadata_` with its padding
   int64_t numel_ = 0;
 };
 

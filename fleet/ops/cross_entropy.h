@@ -7,8 +7,8 @@ namespace fleet::ops {
 
 struct CrossEntropyOptions {
   enum class Reduction { kNone, kMean, kSum };
-  Reduction reduction = Reduction::kMean;  // the mean is over rows whose label counts
-  int64_t ignore_index = -100;             // rows with this label count nothing
+  Reduction reduction = Reduction::kMean;  // the mean is over rows that are not ignored
+  int64_t ignore_index = -100;             // rows with this label are ignored
   double label_smoothing = 0;
 };
 

@@ -15,7 +15,7 @@ namespace fleet::ops {
 ///   x = dropout(x, 0.1, is_training());
 torch::Tensor dropout(const torch::Tensor& x, double p, bool training = true);
 
-/// With random numbers of one's own choice.
+/// With the random numbers of `counter`.
 torch::Tensor dropout(const torch::Tensor& x, double p, const RandomCounter& counter);
 
 }  // namespace fleet::ops

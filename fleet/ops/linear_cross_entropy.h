@@ -6,7 +6,7 @@
 namespace fleet::ops {
 
 struct LinearCrossEntropyOptions {
-  int64_t ignore_index = -100;  // rows with this label count nothing
+  int64_t ignore_index = -100;  // rows with this label are ignored
   double label_smoothing = 0;
   int64_t chunk_rows = 0;  // whose logits exist at a time; 0: as many as take 32 MB, 256 at least
 };

@@ -55,7 +55,7 @@ struct LambCorrection {
 LambCorrection lamb_correction(const LambRule& rule, const MomentCorrections::Factors& of);
 
 /// You et al., arXiv 1904.00962. Adam's direction with decay, scaled so that each parameter tensor
-/// moves by a share of its own norm:
+/// moves by a fraction of its own norm:
 ///   u = m^ / (sqrt(v^) + epsilon) + decay * p;  p -= lr * |p| / |u| * u
 /// and the ratio is 1 where a norm is 0. m^ and v^ are corrected by the parameter's own number of
 /// updates.

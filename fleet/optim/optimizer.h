@@ -115,7 +115,7 @@ class Optimizer {
   /// Throws where `lr` is no rate.
   static void check_lr(double lr);
   double ratio(size_t span) const { return trust_.ratio(span); }
-  /// Of the gradient as it lies there; read again only where nobody has summed it up before.
+  /// Of the gradient as it lies there; read again only where no earlier pass has summed it up.
   double gradient_square_sum(const FusedSlice& slice) const;
   ParameterArena& arena() const { return *arena_; }
 

@@ -10,7 +10,7 @@ namespace fleet::optim {
 
 void throw_if_any(std::string_view optimizer, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
-  throw UsageError::all("optim", format("these options of {} make no sense:", optimizer), problems);
+  throw UsageError::all("optim", format("these options of {} are not valid:", optimizer), problems);
 }
 
 void require_unit_interval(std::vector<std::string>& problems, std::string_view what,

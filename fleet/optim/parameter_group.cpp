@@ -119,7 +119,7 @@ void apply_groups(std::string_view area, const ParameterArena& arena,
       problems.push_back(format("{}: weight_decay is {}", what, *decay));
   }
   if (!problems.empty())
-    throw UsageError::all(area, "these parameter groups make no sense:", problems);
+    throw UsageError::all(area, "these parameter groups are not valid:", problems);
   for (size_t i = 0; i < parameters.size(); ++i) {
     for (const auto& group : groups) {
       if (!holds_any(parameters[i], group.names)) continue;

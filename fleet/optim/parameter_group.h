@@ -36,7 +36,7 @@ struct SpanSettings {
 void apply_groups(std::string_view area, const ParameterArena& arena,
                   const std::vector<ParameterGroup>& groups, std::vector<SpanSettings>& settings);
 
-/// What LARS and LAMB leave out of weight decay, and with it of the trust ratio.
+/// What LARS and LAMB exclude from weight decay, and with it from the trust ratio.
 struct DecayExclusion {
   /// Parts of names; one that fits no parameter is an error. Where no name has them, the guide's
   /// 'batch_norm' (and 'layer_norm', ...) mean the parameters of such modules, '.b_0' all biases;
@@ -56,8 +56,8 @@ struct NamedParameter {
   std::vector<std::string> names;
   torch::Tensor tensor;
 };
-/// The same without an arena: for each parameter, whether it is left out of decay. `model` null:
-/// nobody knows the modules, so that norm layers are those with one dimension, and 'batch_norm' is
+/// The same without an arena: for each parameter, whether it is excluded from decay. `model` null:
+/// the modules are not known, so that norm layers are those with one dimension, and 'batch_norm' is
 /// an error.
 std::vector<bool> excluded_from_decay(std::string_view area, const ModelHandle* model,
                                       const std::vector<NamedParameter>& parameters,

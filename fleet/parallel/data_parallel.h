@@ -18,12 +18,11 @@ namespace fleet {
 
 /// How gradients are put into buckets and sent.
 struct DataParallelOptions {
-  bool fuse_all_reduce_ops = true;     // off: one all-reduce per parameter
-  double fuse_grad_size_in_MB = 32;    // MiB of one fused all-reduce
-  double last_comm_group_size_MB = 1;  // MiB of the last one, which nothing hides
-  bool fp16_allreduce = false;         // send gradients as half, at half the traffic
-  bool find_unused_parameters =
-      false;  // on: parameters without a gradient on any rank are left alone
+  bool fuse_all_reduce_ops = true;      // off: one all-reduce per parameter
+  double fuse_grad_size_in_MB = 32;     // MiB of one fused all-reduce
+  double last_comm_group_size_MB = 1;   // MiB of the last one, which nothing hides
+  bool fp16_allreduce = false;          // send gradients as half, at half the traffic
+  bool find_unused_parameters = false;  // on: parameters without a gradient on any rank are skipped
 };
 
 /// A contiguous span of gradients that is reduced at once. The last one to be reduced also holds
@@ -44,8 +43,8 @@ struct Contribution {
   double weight = 1;
   double loss = 0;
   double micro_batches = 1;            // that were merged into its gradients
-  std::optional<int64_t> samples = 0;  // unset: nobody knows
-  bool is_resized = false;             // its batch has another size than the others count on
+  std::optional<int64_t> samples = 0;  // unset: not known
+  bool is_resized = false;             // its batch has another size than was agreed on
 };
 
 /// What the ranks know of each other's gradients after `wait`.
@@ -58,8 +57,8 @@ struct ReducedMetadata {
   int ranks = 1;                        // whose gradients were summed
   std::vector<bool> used;               // per span: some rank had a gradient
   bool stop = false;                    // some rank was asked to stop, and all of them know it now
-  /// By rank: what it computed for, without waiting for others. Empty in the first update, when
-  /// alone, and in an arena without places for it.
+  /// By rank: what it computed for, without waiting for others. Empty in the first update, with one
+  /// rank, and in an arena without metadata slots for it.
   std::vector<double> compute_seconds = {};
 };
 
@@ -91,12 +90,12 @@ class DataParallel {
 
   /// Whether, from the next `arm` on, gradients stay this rank's own: nothing is sent, and
   /// `wait` gives what this rank has.
-  void set_no_sync(bool is_alone) { no_sync_ = is_alone || comm_->size() == 1; }
+  void set_no_sync(bool no_sync) { no_sync_ = no_sync || comm_->size() == 1; }
 
   /// From here on the gradients that become ready are final, and are sent. What this rank adds to
   /// the update is summed along.
   void arm(const Contribution& own = {});
-  /// A rank without samples takes part with zeros, without a backward.
+  /// For a rank without samples: it adds zeros to all sums, without a backward.
   void contribute_zeros(bool is_resized = false);
   ReducedMetadata wait();
 

@@ -34,10 +34,10 @@ void check(const LocalSgdOptions& options) {
 
 void check_joined(const comm::Communicator& comm) {
   if (!comm.elastic() || !comm.elastic()->is_joining()) return;
-  throw Error("elastic",
-              format("rank {} came back to a training that has gone on, and has not joined it",
-                     comm.rank()),
-              "make fleet::Snapshots, with the data, before the first update");
+  throw Error(
+      "elastic",
+      format("rank {} rejoined a training that has continued, and was not admitted", comm.rank()),
+      "make fleet::Snapshots, with the data, before the first update");
 }
 
 }  // namespace

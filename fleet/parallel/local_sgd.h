@@ -68,7 +68,7 @@ struct SyncReport {
 /// each rank adds (average - what it had sent). Ranks then differ by one window's progress at most;
 /// `sync` and `end_epoch` make them equal. Buffers, which training does not read, wait for those.
 ///
-/// Holds two further copies of the parameters; `delayed` and an outer momentum one more each.
+/// Costs two further copies of the parameters; `delayed` and an outer momentum one more each.
 ///
 ///   LocalSgd local(arena, net, comm, {.k_steps = 8});
 ///   optimizer.step();
@@ -126,8 +126,8 @@ class LocalSgd {
   /// Updates of this rank that no average has seen.
   int64_t unsynced_steps() const { return window_.steps + sent_steps_; }
 
-  /// Whether all ranks have just averaged, each in the middle of its epoch: where one may come
-  /// back.
+  /// Whether all ranks have just averaged, each in the middle of its epoch: here a restarted rank
+  /// can be admitted.
   bool is_admission_point() const { return is_in_step_ && window_.steps == 0 && !pending_; }
 
   /// Whether an average is behind the next updates; `sync` waits for it.

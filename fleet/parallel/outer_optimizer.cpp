@@ -14,11 +14,10 @@ OuterOptimizer::OuterOptimizer(const ParameterArena& arena, const OuterOptimizer
   if (options.rule == OuterRule::kAverage) return;
   if (!(std::isfinite(options.lr) && options.lr > 0) ||
       !(options.momentum >= 0 && options.momentum < 1)) {
-    throw UsageError(
-        "local_sgd",
-        format("an outer step with lr {} and momentum {} goes nowhere, or grows for ever",
-               options.lr, options.momentum),
-        "give an lr above 0 and a momentum of at least 0 and below 1");
+    throw UsageError("local_sgd",
+                     format("an outer step with lr {} and momentum {} has no effect, or diverges",
+                            options.lr, options.momentum),
+                     "give an lr above 0 and a momentum of at least 0 and below 1");
   }
   const AllocationTag tag(allocation::kLocalSgd);
   velocity_ = arena.make_state();

@@ -21,9 +21,9 @@ struct AutocastOptions {
   std::vector<std::string> custom_black_list = {};  ///< run in fp32
 };
 
-/// In which precision ops run inside an AutocastScope: LibTorch's autocast, with lists of one's
-/// own on top. Parameters stay as they are and get gradients of their own type. Made once, since
-/// the lists are checked here, with everything that is wrong in one error.
+/// In which precision ops run inside an AutocastScope: LibTorch's autocast, with custom lists on
+/// top. Parameters stay as they are and get gradients of their own type. Made once, since the lists
+/// are checked here, with everything that is wrong in one error.
 ///
 /// An op that LibTorch's lists name runs its inside in that precision: a black "softmax" is not
 /// seen by "scaled_dot_product_attention", which LibTorch runs in low precision as a whole.

@@ -110,7 +110,7 @@ const FieldList& fields_of(const GradScalerOptions*) {
   static const FieldList list{
       .area = kArea,
       .fields = {
-          field<&O::init_loss_scaling>("init_loss_scaling", "first loss scale")
+          field<&O::init_loss_scaling>("init_loss_scaling", "initial loss scale")
               .above(0)
               .at_most(kMost),
           field<&O::incr_every_n_steps>("incr_every_n_steps",
@@ -125,8 +125,8 @@ const FieldList& fields_of(const GradScalerOptions*) {
           field<&O::decr_ratio>("decr_ratio", "factor by which the scale shrinks")
               .above(0)
               .below(1),
-          field<&O::use_dynamic_loss_scaling>("use_dynamic_loss_scaling",
-                                              "let the loss scale grow and shrink"),
+          field<&O::use_dynamic_loss_scaling>(
+              "use_dynamic_loss_scaling", "dynamic loss scale; off: it stays at init_loss_scaling"),
           field<&O::min_loss_scaling>("min_loss_scaling", "the scale does not shrink below")
               .above(0),
           field<&O::max_loss_scaling>("max_loss_scaling", "the scale does not grow beyond")

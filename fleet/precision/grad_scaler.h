@@ -83,9 +83,9 @@ class GradScaler {
   /// Ends the window.
   void update();
 
-  /// The same for whoever scales, unscales and checks himself. On overflow `parameters` is asked,
-  /// if given: it throws at once when a weight is not finite, and names the gradient after too many
-  /// skips.
+  /// The same for callers that scale, unscale and check themselves. On overflow `parameters` is
+  /// asked, if given: it throws at once when a weight is not finite, and names the gradient after
+  /// too many skips.
   using Parameters = std::function<std::vector<NamedTensor>()>;
   void update(bool overflow, const Parameters& parameters = {});
 

@@ -180,11 +180,11 @@ void check_all_present(const comm::Communicator& comm, std::string_view when) {
   if (!group || group->is_joining()) return;
   const auto present = group->present();
   if (std::ssize(present) == comm.size()) return;
-  throw RestartNeeded("elastic",
-                      format("{} of {} ranks were lost {}, where the others cannot go on without "
-                             "them",
-                             comm.size() - std::ssize(present), comm.size(), when),
-                      "start all ranks again: fleetrun does so with --max_restarts");
+  throw RestartNeeded(
+      "elastic",
+      format("{} of {} ranks were lost {}, where the others cannot continue without them",
+             comm.size() - std::ssize(present), comm.size(), when),
+      "restart all ranks: fleetrun does so with --max_restarts");
 }
 
 }  // namespace fleet

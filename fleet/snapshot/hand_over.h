@@ -11,7 +11,7 @@ namespace fleet {
 
 enum class HandOverSide { kSender, kReceiver };
 
-/// Gives ranks that have come back to an elastic group what the others have: parameters, buffers,
+/// Sends the training state to ranks that have rejoined an elastic group: parameters, buffers,
 /// the optimizers' and local SGD's state, counters, the position in the data, own values, and when
 /// the last snapshot was. Momentum and values are those of the lowest old rank; random numbers are
 /// of their own.
@@ -25,7 +25,7 @@ void hand_over(const SnapshotContents& contents, int64_t& last_step, HandOverSid
 /// Throws when there are tensors among the own values, whose shapes a new rank does not know.
 void check_can_hand_over(const SnapshotContents& contents);
 
-/// Throws RestartNeeded when a rank is lost `when` the others cannot go on without it.
+/// Throws RestartNeeded when a rank is lost `when` the others cannot continue without it.
 void check_all_present(const comm::Communicator& comm, std::string_view when);
 
 }  // namespace fleet

@@ -14,7 +14,7 @@ namespace fleet {
 /// storages are copied, such as a group of the arena, at the speed of memory.
 class SnapshotCopy {
  public:
-  /// The same tensors each time; the first time makes the buffer.
+  /// The same tensors each time; the first call allocates.
   void take(const SnapshotTensors& live);
   const SnapshotTensors& tensors() const { return copy_; }
 

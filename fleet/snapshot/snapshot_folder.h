@@ -67,7 +67,7 @@ class NewSnapshot {
   int64_t generation_ = 0;
 };
 
-/// Completes an exchange of snapshots that a dead process began. Whoever calls it has the lock.
+/// Completes an exchange of snapshots that a dead process began. The caller holds the lock.
 void finish_interrupted(const std::filesystem::path& dir);
 /// Whether there is one.
 bool has_interrupted(const std::filesystem::path& dir);

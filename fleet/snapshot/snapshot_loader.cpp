@@ -17,14 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A snapshot whose files are whole, as far as this rank has to see to it.
+/// A snapshot whose files are complete, as far as this rank has to check.
 struct Candidate {
   SnapshotReader files;
   TrainingRecord training;
   int64_t source = 0;  // the rank whose files this one reads
 };
 
-// A rank checks what it reads, and its share of what nobody reads.
+// A rank checks what it reads, and its part of what no rank reads.
 Candidate open_candidate(const fs::path& dir, int64_t step, const comm::Communicator& comm) {
   Candidate candidate{.files = SnapshotReader(dir, step)};
   const auto& files = candidate.files;
@@ -54,8 +54,8 @@ void complete_interrupted(const fs::path& dir) {
     const FolderLock lock(dir);
     finish_interrupted(dir);
   } catch (const Error& error) {
-    log::warn("snapshot", format("a snapshot in {} is between two names, and stays there: {}",
-                                 dir.string(), summary_line(error.what())));
+    log::warn("snapshot", format("a snapshot in {} is half renamed, and stays so: {}", dir.string(),
+                                 summary_line(error.what())));
   }
 }
 
@@ -277,7 +277,7 @@ class Loader {
   void restore_data() const {
     if (!contents_.data.is_known()) {
       if (from_.training.has_data) {
-        log::warn("snapshot", "the position in the data is left alone: no data were given");
+        log::warn("snapshot", "the position in the data is not restored: no data were given");
       }
       return;
     }

@@ -11,7 +11,7 @@
 
 namespace fleet {
 
-/// Puts the newest snapshot of `dir` that is whole into a training, and returns its step; nothing
+/// Loads the newest complete snapshot of `dir` into a training, and returns its step; nothing
 /// when there is none at all. One that any rank finds damaged is named in the log, and the one
 /// before it is tried; when none is left it is an Error, and so is one of another model. All ranks
 /// call it.
@@ -20,7 +20,7 @@ namespace fleet {
 ///
 /// With as many ranks as wrote it each gets its own state back. With another number all get rank
 /// 0's, with local SGD the last average; ranks that are new get random numbers of their own, and
-/// the data go on after as many samples.
+/// the data resume after as many samples.
 std::optional<int64_t> load_snapshot(const std::filesystem::path& dir,
                                      const SnapshotContents& contents);
 std::optional<int64_t> load_snapshot(const std::filesystem::path& dir,

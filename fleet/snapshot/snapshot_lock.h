@@ -12,7 +12,7 @@ namespace fleet {
 
 class SnapshotWriter;
 
-/// A job's hold on its folder of snapshots, from before the first of them is read to the end of the
+/// A job's lock on its folder of snapshots, from before the first of them is read to the end of the
 /// run. All ranks make one; the first of them has the lock (io/folder_lock.h), in an elastic job
 /// each is a member.
 ///

@@ -12,7 +12,7 @@ namespace fleet {
 struct SnapshotOptions {
   std::string snapshot_dir = {};  ///< empty: nothing is saved or resumed
   int64_t save_every = 0;         ///< updates; 0: at the end of each epoch
-  int keep = 2;                   ///< newest snapshots that stay; 0: all
+  int keep = 2;                   ///< number of newest snapshots to keep; 0: all
 
   bool operator==(const SnapshotOptions&) const = default;
 };

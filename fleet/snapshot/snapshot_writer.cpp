@@ -173,8 +173,8 @@ void SnapshotWriter::check_same_step(int64_t step) {
   const auto most = steps.max().item<int64_t>(), least = steps.min().item<int64_t>();
   if (most == least) return;
   throw Error("snapshot",
-              format("one rank has made {} updates and another {}, so this is no moment that they "
-                     "have in common",
+              format("one rank has made {} updates and another {}, so they are at different points "
+                     "of the training",
                      most, least),
               "give all ranks the same number of batches, or save at the end of epochs "
               "(--save_every 0)");

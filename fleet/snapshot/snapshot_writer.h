@@ -19,13 +19,14 @@
 
 namespace fleet {
 
-/// Copies a training into memory of its own, and writes it to the disk from there while training
-/// goes on, in a thread of its own. One at a time: the next waits. Rank 0 writes what all ranks
-/// have in common, each rank what is its own, and the snapshot appears when all have done so.
+/// Copies the training state into buffers of its own, and writes it to disk from there in a
+/// background thread while training continues. One at a time: the next waits. Rank 0 writes what
+/// all ranks have in common, each rank what is its own, and the snapshot appears when all have done
+/// so.
 ///
 /// Holds a copy of what this rank writes. In an elastic job there is none: `save` returns when all
 /// is on the disk. The ranks that are there make the snapshot, as if there were no others; when one
-/// is lost meanwhile they make it again.
+/// is lost meanwhile they repeat it.
 class SnapshotWriter {
  public:
   /// All ranks make one. `lock` outlives it.

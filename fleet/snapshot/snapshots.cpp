@@ -84,7 +84,7 @@ void Snapshots::resume() {
 void Snapshots::join() {
   if (!contents_.data.is_known()) {
     throw Error("elastic",
-                format("rank {} came back, and cannot be told where in the data the others are",
+                format("rank {} rejoined, and there is no position in the data to send to it",
                        contents_.comm()->rank()),
                 "make fleet::Snapshots with the data");
   }
@@ -128,7 +128,7 @@ bool Snapshots::is_end_unsaved() const {
   if (step == least[1].item<int64_t>()) return false;
   const bool is_common = step == least[0].item<int64_t>() && most[2].item<int64_t>() == 0;
   if (!is_common) {
-    log::warn("snapshot", format("the end of the training is in no snapshot: {}",
+    log::warn("snapshot", format("the end of the training was not saved: {}",
                                  most[2].item<int64_t>() != 0
                                      ? "an accumulation window is open"
                                      : format("one rank has made {} updates and another {}", step,

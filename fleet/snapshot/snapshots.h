@@ -21,7 +21,7 @@ namespace fleet {
 class SnapshotLock;
 class SnapshotWriter;
 
-/// Saves a training every so often, and resumes it: after N updates, a snapshot and a new process,
+/// Saves a training periodically, and resumes it: after N updates, a snapshot and a new process,
 /// the next M updates are those of a run that was never interrupted, bit for bit.
 ///
 /// Making one locks the folder for the job until its end, sees that all ranks can write there and
@@ -38,9 +38,10 @@ class SnapshotWriter;
 /// a thread, over all that is trained there: of two, a process that is killed between their saves
 /// would leave snapshots of different moments.
 ///
-/// In an elastic job (fleetrun --elastic) this is also where a restarted rank joins: making
-/// one waits until the others let it in, which they do in `after_update`, and gives it their state.
-/// So between a call of `after_update` and the next update a loop makes no calls between ranks.
+/// In an elastic job (fleetrun --elastic) this is also where a restarted rank joins: the
+/// constructor waits until the others admit it, which they do in `after_update`, and receives their
+/// state. So between a call of `after_update` and the next update a loop makes no calls between
+/// ranks.
 ///
 ///   fleet::Snapshots snapshots(optimizer, config.snapshots, train);
 ///   for (int64_t epoch = snapshots.epoch(); epoch < config.epochs; ++epoch) {

@@ -129,7 +129,7 @@ std::optional<optim::GradientHealth> DistributedOptimizer::check(const ReducedMe
   auto& s = *state_;
   if (reduced.weight <= 0) {
     if (s.is_local()) return {};
-    throw Error("minimize", "no rank had anything to learn from: all batches were empty");
+    throw Error("minimize", "nothing was updated: the batches of all ranks were empty");
   }
   report.loss = s.normalizer->mean_loss(reduced.loss, reduced.weight);
   report.weight = reduced.weight;

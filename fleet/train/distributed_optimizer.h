@@ -56,11 +56,11 @@ concept Sliceable = Batchlike<B> && requires(const B& batch, int64_t i) {
 /// `distributed_optimizer`.
 ///
 /// All ranks call `minimize` the same number of times. A rank that has run out of samples passes an
-/// empty batch: it takes part with weight 0. With local SGD it may also go on to `end_epoch`.
+/// empty batch: it takes part with weight 0. With local SGD it may also call `end_epoch`.
 ///
 /// With local SGD ranks hold different parameters until `end_epoch` or `sync` makes them one model:
-/// call one of them on all ranks before the model is evaluated or saved. Overflows are each rank's
-/// own, and so is the loss scale.
+/// call one of them on all ranks before the model is evaluated or saved. Each rank has its own
+/// overflows and loss scale.
 ///
 /// After an update `grad()` holds what the ranks' backwards summed up: with amp still multiplied by
 /// the loss scale, and before clipping; both happen while the optimizer reads it.
@@ -77,7 +77,7 @@ class DistributedOptimizer {
   UpdateReport minimize(const std::function<Loss()>& loss);
 
   /// The same for a batch that the closure gets: a mean counts as many samples as the batch has, so
-  /// that a short last batch, or unequal shares of the ranks, come out exactly as one big batch.
+  /// that a short last batch, or unequal batches of the ranks, come out exactly as one big batch.
   /// Every call is an update: gradient merge splits the batch, and so does a lack of memory
   /// (c10::OutOfMemoryError): then the batch runs again in micro-batches of half the size.
   template <Batchlike B, typename F>
@@ -95,8 +95,8 @@ class DistributedOptimizer {
     });
   }
 
-  /// The loop in the user's own hands, as in torch: `backward` as often as wanted, `step` when
-  /// wanted. Equal to `minimize` with the same micro-batches.
+  /// The eager form, as in torch: `backward` as often as wanted, `step` when wanted. Equal to
+  /// `minimize` with the same micro-batches.
   ///
   ///   {
   ///     const auto scope = optimizer.forward();   // amp, recompute, sync_batch_norm
@@ -107,20 +107,20 @@ class DistributedOptimizer {
   ///
   /// The forward of the loss must lie in a scope of `forward()` where a strategy works on it.
   class ForwardScope;
-  /// `samples`: of the micro-batch, for plans of recompute; 0 when nobody knows.
+  /// `samples`: of the micro-batch, for plans of recompute; 0: not known.
   [[nodiscard]] ForwardScope forward(int64_t samples = 0);
 
   /// How `backward` treats its micro-batch.
   struct BackwardOptions {
-    /// The last of the window: gradients are sent while it runs. Without a word it is the
-    /// k_steps-th of gradient_merge; else they are sent by `step`.
+    /// The last of the window: gradients are sent while it runs. By default it is the k_steps-th of
+    /// gradient_merge; otherwise `step` sends them.
     bool is_last = false;
   };
   /// Adds the gradients of one micro-batch to the window. A mean counts 1, whatever its samples;
   /// give a WeightedLoss where micro-batches are unequal.
   UpdateReport backward(const Loss& loss, const BackwardOptions& options);
   UpdateReport backward(const Loss& loss) { return backward(loss, {}); }
-  /// Reduces what `backward` has gathered, and updates. All ranks call it; one that had no
+  /// Reduces the gradients of the window, and updates. All ranks call it; one that had no
   /// micro-batch since the last takes part with zeros.
   UpdateReport step();
   /// Forgets the window. torch's `zero_grad()` of the model does the same.
@@ -181,7 +181,7 @@ class DistributedOptimizer {
   const optim::Optimizer& optimizer() const;
   optim::Optimizer& optimizer();
   const std::shared_ptr<comm::Communicator>& comm() const;
-  /// Null when it is off, or alone.
+  /// Null when it is off, or with one rank.
   LocalSgd* local_sgd();
 
  private:
@@ -236,7 +236,7 @@ DistributedOptimizer distributed_optimizer(O optimizer, const DistributedStrateg
                                strategy);
 }
 
-/// The same over any optimizer of LibTorch, or a subclass of one's own: moved in, by reference (it
+/// The same over any optimizer of LibTorch, or a subclass of the user's: moved in, by reference (it
 /// must outlive the result), or in a shared pointer.
 ///
 ///   torch::optim::RMSprop rmsprop(net->parameters(), 0.01);

@@ -99,16 +99,19 @@ const FieldList& fields_of(const DistributedStrategy*) {
           {
               field<&S::amp>("amp", "mixed precision"),
               field<&S::amp_configs>("amp_configs", ""),
-              field<&S::recompute>("recompute", "forward again in backward, for memory"),
+              field<&S::recompute>("recompute",
+                                   "recompute activations in backward, to save memory"),
               field<&S::recompute_configs>("recompute_configs", ""),
-              field<&S::localsgd>("localsgd", "average parameters now and then, not gradients"),
+              field<&S::localsgd>("localsgd",
+                                  "average parameters every k_steps updates, not gradients"),
               field<&S::localsgd_configs>("localsgd_configs", ""),
               field<&S::auto_>("auto", "with localsgd: the interval adapts (adaptive_localsgd)"),
-              field<&S::gradient_merge>("gradient_merge", "one update from several micro-batches"),
+              field<&S::gradient_merge>("gradient_merge",
+                                        "accumulate the gradients of several micro-batches"),
               field<&S::gradient_merge_configs>("gradient_merge_configs", ""),
-              field<&S::lars>("lars", "Momentum becomes LARS"),
+              field<&S::lars>("lars", "LARS instead of Momentum"),
               field<&S::lars_configs>("lars_configs", ""),
-              field<&S::lamb>("lamb", "Adam or AdamW becomes LAMB"),
+              field<&S::lamb>("lamb", "LAMB instead of Adam or AdamW"),
               field<&S::lamb_configs>("lamb_configs", ""),
               field<&S::adaptive_localsgd>("adaptive_localsgd",
                                            "local SGD whose interval follows loss and lr"),
@@ -125,12 +128,12 @@ const FieldList& fields_of(const DistributedStrategy*) {
                   .above(0)
                   .in_unit("MB"),
               field<&S::find_unused_parameters>("find_unused_parameters",
-                                                "some parameters get no gradient in some updates"),
-              field<&S::fast_ops>("fast_ops", "LibTorch's ops become Fleet's as they are called")
+                                                "allow parameters without a gradient"),
+              field<&S::fast_ops>("fast_ops", "replace LibTorch's ops by Fleet's fused ones")
                   .beyond_guide(),
               field<&S::fast_ops_configs>("fast_ops_configs", ""),
               field<&S::straggler_factor>(
-                  "straggler_factor", "name a rank that takes so many times the median; 0: none")
+                  "straggler_factor", "report a rank that takes so many times the median; 0: none")
                   .at_least(0)
                   .beyond_guide(),
           },

@@ -27,8 +27,8 @@ namespace {
 RecomputeConfigs configs_of(const MemoryBudgetOptions& options) {
   if (!memory::BudgetAmount::parse(options.budget)) {
     throw UsageError("memory", format("'{}' is no amount of memory", options.budget),
-                     "write a size like 8GiB, a share of what this process may have like 60%, or "
-                     "a share of what plain training takes like \"50% of plain\"");
+                     "write a size like 8GiB, a fraction of what this process may have like 60%, "
+                     "or of what plain training takes like \"50% of plain\"");
   }
   RecomputeConfigs configs;
   configs.memory_budget = options.budget;

@@ -23,7 +23,7 @@ struct MemoryBudgetOptions {
   bool offload = false;  // values may wait in a file
 };
 
-/// Keeps the steps of a training loop of one's own within a memory budget. It needs neither the
+/// Keeps the steps of a user's own training loop within a memory budget. It needs neither the
 /// model nor the optimizer, and moves no parameter.
 ///
 /// Counts the tensors of this process that are made while it lives, and what a forward reads of

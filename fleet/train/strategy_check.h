@@ -32,7 +32,7 @@ struct StrategyCheck {
 
 /// Refuses a strategy that cannot do what it says, with everything that is wrong in one Error:
 /// values out of their limits, combinations without a meaning, switches that this version does not
-/// have. A switch that is on and could never act is an error; Paddle drops it and goes on.
+/// have. A switch that is on and could never act is an error; Paddle drops it and continues.
 ///
 /// Returns remarks, to be logged at start: what has no effect as things stand but is no mistake by
 /// itself, such as configs of a switch that is off, or fp16_allreduce on one rank. So one file

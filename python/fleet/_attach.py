@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MemoryBudget.attach: for training loops that are not one's own."""
+"""MemoryBudget.attach: for training loops of other libraries."""
 
 import functools
 import types
@@ -40,7 +40,7 @@ class Attachment:
         model = self._forward.model
         self._forward.budget = None
         if vars(model).get("forward") is not self._forward:
-            return  # somebody has wrapped it since, and calls it
+            return  # it has been wrapped since, and is still called
         if self._before is None:
             del model.forward
         else:
@@ -49,7 +49,7 @@ class Attachment:
 
 def attach(self, model):
     """Keeps every training forward of `model`, and the backward that follows it, within the budget,
-    in a loop that is not one's own: of transformers.Trainer or Lightning, say.
+    in a loop of another library: transformers.Trainer or Lightning, say.
 
         attachment = budget.attach(model)
         trainer.train()

@@ -25,8 +25,8 @@ Error.__module__ = UsageError.__module__ = Stopped.__module__ = "fleet"
 
 
 def _chain(before):
-    """A UsageError that nobody catches ends a program as it ends those in C++: with its message and
-    exit code 2, after which fleetrun does not try again. Interactive sessions go on."""
+    """An uncaught UsageError ends a program as it ends those in C++: with its message and
+    exit code 2, after which fleetrun does not try again. Interactive sessions continue."""
 
     def hook(kind, value, traceback):
         if not issubclass(kind, UsageError) or hasattr(sys, "ps1") or sys.flags.interactive:

@@ -162,7 +162,7 @@ gradients are those of plain training, bit for bit. Parameters and optimizer are
         loss = budget.step(lambda: model(**batch).loss)  # forward and backward
         optimizer.step(); optimizer.zero_grad()
 
-budget: a size; a share of what the process may have ("60%"); or a share of what plain training
+budget: a size; a fraction of what the process may have ("60%"); or of what plain training
     takes ("50% of plain"), known after the second step. It counts all CPU tensors made while the
     budget lives, and those that the forward reads.
 offload: values may wait in a file.

@@ -50,8 +50,8 @@ PlanView plan_on_meta(const py::object& loss, const std::string& budget, double 
   const auto amount = memory::BudgetAmount::parse(budget);
   if (!amount) {
     throw UsageError("plan", format("'{}' is no amount of memory", budget),
-                     "write a size like 8GiB, a share of what this process may have like 60%, or "
-                     "a share of what plain training takes like \"50% of plain\"");
+                     "write a size like 8GiB, a fraction of what this process may have like 60%, "
+                     "or of what plain training takes like \"50% of plain\"");
   }
   auto profile = std::make_shared<memory::StepProfile>();
   {

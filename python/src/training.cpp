@@ -56,13 +56,12 @@ class PythonOptimizer : public DistributedOptimizer {
     for (const auto& [name, value] : options_) {
       const py::object now = group()[name];
       if (now.equal(value)) continue;
-      throw UsageError(
-          "optim",
-          format("'{}' of the optimizer's param_groups is {} now, and strategies train "
-                 "on with {}: of what param_groups hold they follow the learning rate",
-                 std::string(py::str(name)), std::string(py::str(now)),
-                 std::string(py::str(value))),
-          "give it its value before fleet.distributed_optimizer");
+      throw UsageError("optim",
+                       format("'{}' of the optimizer's param_groups is {} now, and strategies keep "
+                              "using {}: of param_groups only the learning rate is read",
+                              std::string(py::str(name)), std::string(py::str(now)),
+                              std::string(py::str(value))),
+                       "give it its value before fleet.distributed_optimizer");
     }
     const auto now = py::float_(group()["lr"]).cast<double>();
     if (now != last_lr_) {
@@ -387,7 +386,7 @@ update.
             };
             return self.stepped(step());
           },
-          "Reduces what `backward` has gathered, and updates.")
+          "Reduces the gradients of the window, and updates.")
       .def("zero_grad", &DistributedOptimizer::zero_grad, "Forgets the window.")
       .def(
           "end_epoch",
@@ -440,7 +439,7 @@ done, and epoch to the one they are of.
           "batches of the epoch that are done");
 
   py::class_<Snapshots>(m, "Snapshots", R"(
-Saves a training every so often, and resumes it when it is made. docs/snapshots.md.
+Saves a training periodically, and resumes it when constructed. docs/snapshots.md.
 
     snapshots = fleet.Snapshots(optimizer, "runs/a", save_every=100)
     for batch in data:

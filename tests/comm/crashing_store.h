@@ -13,41 +13,42 @@
 
 namespace fleet::comm {
 
-/// The end of a rank that is a thread.
+/// Thrown in the thread of a rank, which then counts as crashed.
 struct SimulatedCrash {};
 
-/// Whether ranks may still die. Granted while no rank is dying, so that every death is known.
+/// Whether ranks may still crash. Switched off only while no crash is under way, so that every
+/// crash is known.
 class CrashSwitch {
  public:
   bool may_crash() {
     const std::lock_guard lock(mutex_);
-    if (!is_granted_) ++dying_;
-    return !is_granted_;
+    if (!is_off_) ++crashing_;
+    return !is_off_;
   }
   void crash_is_known() {
     const std::lock_guard lock(mutex_);
-    --dying_;
+    --crashing_;
   }
-  /// From here on no rank dies; false while one is dying.
-  bool grant() {
+  /// From here on no rank crashes; false while a crash is under way.
+  bool switch_off() {
     const std::lock_guard lock(mutex_);
-    is_granted_ = is_granted_ || dying_ == 0;
-    return is_granted_;
+    is_off_ = is_off_ || crashing_ == 0;
+    return is_off_;
   }
-  bool is_granted() const {
+  bool is_off() const {
     const std::lock_guard lock(mutex_);
-    return is_granted_;
+    return is_off_;
   }
 
  private:
   mutable std::mutex mutex_;
-  bool is_granted_ = false;
-  int dying_ = 0;
+  bool is_off_ = false;
+  int crashing_ = 0;
 };
 
-/// A rank's view of a table, through which the rank dies: at its `last`th question, unless there is
-/// crashes by then. What it sets then is lost, or, as with bytes that were on their way, arrives
-/// when the rank is known to be dead (`arrive_late`).
+/// A rank's view of a table that makes the rank crash at its `last`th request, unless crashes are
+/// switched off by then. What that request sets is lost, or, as with bytes in flight, arrives when
+/// the rank is known to be lost (`arrive_late`).
 class CrashingStore : public c10d::PrefixStore {
  public:
   CrashingStore(c10::intrusive_ptr<c10d::Store> table, int64_t last, CrashSwitch& crashes)

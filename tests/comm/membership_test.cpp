@@ -94,9 +94,9 @@ class Ranks {
   bool is_over(int rank, bool is_content) {
     const std::lock_guard lock(mutex_);
     if (is_content) content_.insert(rank);
-    if (static_cast<int>(content_.size()) == alive_) crashes_.grant();
+    if (static_cast<int>(content_.size()) == alive_) crashes_.switch_off();
     const auto number = current_.at(rank).number;
-    return crashes_.is_granted() && static_cast<int>(current_.size()) == alive_ &&
+    return crashes_.is_off() && static_cast<int>(current_.size()) == alive_ &&
            static_cast<int>(current_.at(rank).members.size()) == alive_ &&
            std::all_of(current_.begin(), current_.end(),
                        [&](const auto& item) { return item.second.number == number; });
@@ -207,7 +207,7 @@ TEST(MembershipTest, InvitedProcessTakesTheSlotOfTheOneBefore) {
   }
   Rank again(store, 1);
   EXPECT_TRUE(again.membership.has_formed());
-  EXPECT_TRUE(first.liveness.is_lost({1, 1})) << "another has its seat";
+  EXPECT_TRUE(first.liveness.is_lost({1, 1})) << "another process has its slot";
   ASSERT_TRUE(first.membership.next({.finished = 7}, {}));
   EXPECT_EQ(first.membership.current().ranks(), std::vector<int>{0});
 

@@ -27,6 +27,13 @@ BANNED = {
     r"without a say|has no say": "with weight 0, or ignored",
     r"classified correctly": "accuracy",
     r"the house": "repository layout",
+    r"culprits?": "the first bad gradient; the cause",
+    r"of one's own": "custom; the user's own",
+    r"makes? no sense": "is not valid",
+    r"kept_by_need": "not_recomputable",
+    r"SaveWish": "SaveObserverOrder",
+    r"Disturbers?": "FaultInjector",
+    r"(tokens|words|next sentence) right": "accuracy",
 }
 TEXT = {".h", ".cpp", ".inl", ".md", ".sh", ".py", ".cmake", ".txt", ".in", ".json", ".yaml", ".sbatch"}
 BORDER = re.compile(r"[ \t]*\n[ \t]*(?:///?<?|#+|\*|>)?[ \t]*")  # a line's end with the next one's comment mark

@@ -365,7 +365,7 @@ TEST_F(Closures, ComplexValuesCrossCutsConjugatedAndNegated) {
       {z, w});
 }
 
-// A list of ops of one's own, in an Autocast that ends with the forward.
+// A custom list of ops, in an Autocast that ends with the forward.
 TEST_F(Closures, PrecisionOfAReplayIsThatOfTheForward) {
   const auto x = leaf({8, 8}), w = leaf({8, 8});
   std::optional<precision::Autocast> autocast;

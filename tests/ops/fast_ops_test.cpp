@@ -364,7 +364,7 @@ TEST_F(FastOpsTest, ScopesNestAndEnd) {
   EXPECT_EQ(FastOps().summary(), "nothing was replaced");
 }
 
-// Types are those of LibTorch under autocast; what a list of one's own names is its affair.
+// Types are those of LibTorch under autocast; what a custom list names is left to it.
 TEST_F(FastOpsTest, FollowsAutocast) {
   const auto types = [&](FastOps* fast, const precision::Autocast& autocast) {
     const precision::AutocastScope cast(autocast);

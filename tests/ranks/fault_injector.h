@@ -44,7 +44,7 @@ class FaultInjector {
   /// Waits a random while, then kills (SIGKILL), stops (SIGSTOP) or ends (SIGTERM) a rank, or
   /// fleetrun, which is woken up (SIGCONT) after a second. False when the job has ended before.
   bool inject();
-  /// What the last `disturb` did.
+  /// What the last `inject` did.
   const Fault& last() const { return last_; }
   /// "SIGKILL to rank 3 after 1234 ms", one line each, for a failure.
   const std::string& history() const { return history_; }

@@ -9,7 +9,7 @@
 
 namespace fleet::launch {
 
-/// What a rank says for the tests, whole lines at once.
+/// Prints a line of a rank for the tests, in one write.
 inline void print_line(const std::string& line) {
   std::printf("%s\n", line.c_str());
   std::fflush(stdout);

@@ -64,7 +64,7 @@ std::string contents(const std::filesystem::path& file);
 /// Whether `condition` becomes true within `timeout`, times FLEET_TEST_PATIENCE.
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds timeout = std::chrono::seconds(30));
-/// Not there, or a zombie that nobody has collected yet.
+/// Not there, or a zombie that has not been reaped.
 bool is_gone(pid_t pid);
 
 }  // namespace fleet::launch

@@ -23,7 +23,7 @@ class TwoHosts {
   const std::string& refused() const { return refused_; }
   /// What goes in front of a command to run it on that host, with a job key that both have.
   std::vector<std::string> on(int host) const;
-  /// As when somebody pulls the link: nothing arrives, and nobody is told.
+  /// As if the link was unplugged: nothing arrives, and there is no error.
   bool unplug(int host) const;
   bool plug_in(int host) const;
   /// The network namespace's.

@@ -30,7 +30,7 @@ struct Trained {
   int64_t peak = 0;   // of the last two updates
   int64_t floor = 0;  // what lives between updates
   UpdateReport last;
-  std::vector<int64_t> parts;  // of every update
+  std::vector<int64_t> micro_batches;  // of every update
 };
 
 struct DeepTraining {
@@ -59,7 +59,7 @@ inline Trained train_deep(const DeepTraining& setup) {
         batch, [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); });
     if (i + 2 >= setup.updates) result.peak = std::max(result.peak, counter.peak());
     result.floor = counter.live();
-    result.parts.push_back(result.last.micro_batches);
+    result.micro_batches.push_back(result.last.micro_batches);
   }
   for (const auto& parameter : net->parameters())
     result.tensors.push_back(parameter.detach().clone());

@@ -119,11 +119,11 @@ void expect_best_size(const Trained& plain, double share, int64_t most) {
   DeepTraining asked{.strategy = {.gradient_merge = true}, .updates = 24};
   asked.before_update = [&](DistributedOptimizer& optimizer, int update) {
     auto counters = optimizer.counters();
-    counters.micro_batch_preferred = size_of(chosen.parts[static_cast<size_t>(update)]);
+    counters.micro_batch_preferred = size_of(chosen.micro_batches[static_cast<size_t>(update)]);
     optimizer.set_counters(counters);
   };
   const auto expected = train_deep(asked);
-  EXPECT_EQ(expected.parts, chosen.parts);
+  EXPECT_EQ(expected.micro_batches, chosen.micro_batches);
   expect_equal(chosen, expected);
 
   strategy.gradient_merge_configs.k_steps = 4;

@@ -22,7 +22,7 @@ struct RandomTraining {
   int ranks = 1;
   DistributedStrategy strategy = {};
   Form form = Form::kBatch;
-  int64_t parts = 1;  // calls that make up a batch
+  int64_t micro_batches = 1;  // calls that make up a batch
   uint64_t seed = 7;
   double dropout = 0.5;
   int64_t first_share = 0;  // of the first of two ranks; 0: equal shares
@@ -50,7 +50,7 @@ Tensors train_random(const RandomTraining& setup) {
     auto strategy = setup.strategy;
     if (setup.form == Form::kCalls) {
       strategy.gradient_merge = true;
-      strategy.gradient_merge_configs = {.k_steps = static_cast<int>(setup.parts)};
+      strategy.gradient_merge_configs = {.k_steps = static_cast<int>(setup.micro_batches)};
     }
     DistributedOptimizer optimizer(small_optimizer("Momentum", net, 0.1), strategy, comm);
     for (int64_t step = 0; step < kSteps; ++step) {
@@ -64,8 +64,8 @@ Tensors train_random(const RandomTraining& setup) {
         optimizer.minimize(own, [&](const Batch& b) { return random_loss(net, b, setup.dropout); });
         continue;
       }
-      const int64_t size = share / setup.parts;
-      for (int64_t i = 0; i < setup.parts; ++i) {
+      const int64_t size = share / setup.micro_batches;
+      for (int64_t i = 0; i < setup.micro_batches; ++i) {
         const auto part = own.slice(i * size, (i + 1) * size);
         if (setup.form == Form::kCalls) {
           optimizer.minimize([&] { return Loss(random_loss(net, part, setup.dropout)); });
@@ -97,8 +97,8 @@ TEST(RandomOpsTest, DropoutIsTheSameForMicroBatches) {
     setup.strategy.gradient_merge_configs = {.k_steps = k};
     expect_close(train_random(setup), whole, 1e-4, 1e-6);
   }
-  expect_close(train_random({.form = Form::kCalls, .parts = 4}), whole, 1e-4, 1e-6);
-  expect_close(train_random({.form = Form::kEager, .parts = 4}), whole, 1e-4, 1e-6);
+  expect_close(train_random({.form = Form::kCalls, .micro_batches = 4}), whole, 1e-4, 1e-6);
+  expect_close(train_random({.form = Form::kEager, .micro_batches = 4}), whole, 1e-4, 1e-6);
 }
 
 TEST(RandomOpsTest, DropoutIsTheSameForRanks) {

@@ -168,7 +168,7 @@ TEST(SnapshotsTest, WindowThatIsOpenAtTheEndIsSaid) {
   ::testing::internal::CaptureStderr();
   snapshots.finish();
   EXPECT_TRUE(says(::testing::internal::GetCapturedStderr(),
-                   "the end of the training is in no snapshot: an accumulation window is open"));
+                   "the end of the training was not saved: an accumulation window is open"));
   EXPECT_EQ(snapshots_in(folder.path()), Steps{});
 }
 

@@ -95,7 +95,7 @@ TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
       (Lines{"recompute_configs.checkpoints says where to cut, "
              "recompute_configs.memory_budget asks to search for it; give one of them",
              "recompute_configs.memory_budget: 'much' is no amount of memory; write a size "
-             "like 12GiB, a share of what this rank may have like 60%, or a share of what plain "
+             "like 12GiB, a fraction of what this rank may have like 60%, or of what plain "
              "training takes like \"50% of plain\"",
              "recompute_configs.checkpoints: 'a' is named twice"}));
   for (const auto* wrong : {"0", "-5%", "101%", "%", "12", "nan%"}) {
@@ -108,7 +108,7 @@ TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
 
 TEST(StrategyCheckTest, OffloadNeedsRecompute) {
   EXPECT_EQ(problems({.recompute_configs = {.enable_offload = true}}),
-            Lines{"recompute_configs.enable_offload sends checkpoints out, and without recompute "
+            Lines{"recompute_configs.enable_offload offloads checkpoints, and without recompute "
                   "there are none; switch recompute on too"});
 }
 
@@ -153,13 +153,13 @@ TEST(StrategyCheckTest, StateThatOnlyTheOptimizerCanReadStaysWithItsRank) {
   EXPECT_EQ(problems({.localsgd = true}, torch), Lines{});
   EXPECT_EQ(problems({.localsgd = true, .localsgd_configs = {.optimizer_state = "average"}}, torch),
             Lines{"localsgd_configs: optimizer_state = average needs the optimizer's state, which "
-                  "torch::optim::RMSprop keeps to itself; keep it local, or use an optimizer of "
+                  "torch::optim::RMSprop does not expose; keep it local, or use an optimizer of "
                   "Fleet's"});
   auto elastic = torch;
   elastic.is_elastic = true;
   EXPECT_EQ(problems({.localsgd = true}, elastic),
             Lines{"fleetrun --elastic gives a restarted rank the optimizer's state, which "
-                  "torch::optim::RMSprop keeps to itself; use an optimizer of Fleet's, or leave "
+                  "torch::optim::RMSprop does not expose; use an optimizer of Fleet's, or leave "
                   "--elastic out and restart from snapshots"});
 }
 

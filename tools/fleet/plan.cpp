@@ -231,20 +231,21 @@ void plan_model(const PlanCommandOptions& options, int64_t budget) {
           options.batch, name_of(*asked.mode), asked.plan->predicted_peak,
           asked.plan->predicted_seconds);
     } else {
-      const auto parts = (options.batch + offloaded.samples - 1) / offloaded.samples;
-      print(
-          format("\nbatch {} does not fit at once; gradient_merge takes it in {} micro-batches of "
-                 "up to {} samples",
-                 options.batch, parts, (options.batch + parts - 1) / parts));
-      asked_json = format(",\n  \"asked\": {{\"batch\": {}, \"fits\": false, \"parts\": {}}}",
-                          options.batch, parts);
+      const auto micro_batches = (options.batch + offloaded.samples - 1) / offloaded.samples;
+      print(format(
+          "\nbatch {} does not fit at once; gradient_merge takes it in {} micro-batches of "
+          "up to {} samples",
+          options.batch, micro_batches, (options.batch + micro_batches - 1) / micro_batches));
+      asked_json =
+          format(",\n  \"asked\": {{\"batch\": {}, \"fits\": false, \"micro_batches\": {}}}",
+                 options.batch, micro_batches);
     }
   }
   if (!options.json.empty()) {
     write(options.json,
           format("{{\n  \"model\": \"{}\", \"sample\": \"{}\", \"dtype\": \"{}\", "
                  "\"budget_bytes\": {},\n  \"parameters\": {}, \"fixed_bytes\": {}, "
-                 "\"gflops\": {:.6g}, \"bandwidth_gb_s\": {:.6g},\n  \"ways\": [{}\n  ]{}\n}}\n",
+                 "\"gflops\": {:.6g}, \"bandwidth_gb_s\": {:.6g},\n  \"modes\": [{}\n  ]{}\n}}\n",
                  options.model, sample_of(options), options.amp ? "bf16" : "fp32", budget,
                  model.parameters(), model.fixed_bytes(), options.gflops, options.bandwidth, json,
                  asked_json));

@@ -50,7 +50,7 @@ const FieldList& fields_of(const TokenizeOptions*) {
               "sentence_per_line",
               "a line is a sentence, a blank line ends a document; off: prose, "
               "a file is a document"),
-          field<&T::seed>("seed", "of the places where samples are cut in two").at_least(0),
+          field<&T::seed>("seed", "seed of the positions where samples are split").at_least(0),
       }};
   return list;
 }

@@ -84,10 +84,11 @@ const FieldList& fields_of(const ImageDataOptions*) {
           field<&D::data>("data",
                           "synthetic, fashion_mnist, or a folder with train.txt and val.txt"),
           field<&D::image_size>("image_size",
-                                "of the square that the net sees; 0: 224, 28 for fashion_mnist")
+                                "side of the input images; 0: 224, 28 for fashion_mnist")
               .at_least(0)
               .in_unit("pixels"),
-          field<&D::classes>("classes", "labels are below; 0: 1000, 10 for the data with a name")
+          field<&D::classes>("classes",
+                             "number of classes; 0: 1000, 10 for synthetic and fashion_mnist")
               .at_least(0),
           field<&D::samples>("samples", "of synthetic data to train on; a fifth more to test with")
               .at_least(1)

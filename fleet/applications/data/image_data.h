@@ -23,7 +23,7 @@ struct ImageDataOptions {
 
 const FieldList& fields_of(const ImageDataOptions*);
 
-/// Images to train on and images to test with; each rank gets its share.
+/// Images to train on and images to test with; each rank gets its shard.
 struct ImageData {
   DataLoader<Batch> train;
   DataLoader<Batch> test;

@@ -9,7 +9,7 @@
 
 namespace fleet::applications {
 
-// The tasks of `synthetic_batch` as data sets, which loaders shuffle and share out over the ranks.
+// The tasks of `synthetic_batch` as data sets, which loaders shuffle and shard over the ranks.
 // Sample n of a task is always the same; those to test with are others of the same task.
 //
 //   DataLoader train(synthetic_images(10, 64, {.count = 1000}), {.batch_size = 32});

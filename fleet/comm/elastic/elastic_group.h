@@ -67,7 +67,7 @@ class ElasticGroup {
 
   /// The ranks that took part in the last call that this rank completed, equal on all.
   std::vector<int> present() const;
-  /// Whom the call that is under way waits for, for a log.
+  /// The ranks that the call under way waits for, for a log.
   std::string waits_for() const;
 
   /// After the last call: processes that ask to join stop waiting.

@@ -28,7 +28,7 @@ class ElasticConnections {
   ElasticConnections& operator=(const ElasticConnections&) = delete;
 
   /// Connects to the other members, after their barrier; false when one of them is lost meanwhile.
-  /// `table`: of this generation alone.
+  /// `table`: for this generation only.
   bool connect(const Store& table, int index, int size);
   /// Closes the connections; pending calls of the other members then fail.
   void drop();

@@ -20,7 +20,7 @@ struct Work::State {
   /// Blocks until complete; throws on failure. Calls `log_wait_if_due` every `until_notice`.
   virtual void block() = 0;
   virtual bool is_done() const = 0;
-  /// Whom the call waits for, for a log.
+  /// The ranks that the call waits for, for a log.
   virtual std::string waits_for() const;
 
   /// From now on this thread waits.

@@ -106,7 +106,7 @@ struct AbsentField {
 
 /// All fields of an options struct, for files, flags, help and validation.
 struct FieldList {
-  std::string_view area;  ///< who speaks in an error: `[strategy] ...`
+  std::string_view area;  ///< the area of errors: `[strategy] ...`
   std::vector<Field> fields;
   std::vector<AbsentField> absent = {};
 };

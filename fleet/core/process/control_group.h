@@ -14,7 +14,7 @@ struct ControlGroup {
   std::string name;              // "/slurm/job_7"
 };
 
-/// Every group from the process's own to the root that has a say over `controller` ("memory",
+/// Every group from the process's own to the root that limits `controller` ("memory",
 /// "cpu", "pids"), in both versions of hierarchies, as a machine may have both. A group that lies
 /// outside of what is mounted here, as in a container, counts from the root of the mount.
 ///

@@ -5,8 +5,9 @@
 
 namespace fleet {
 
-/// What only a new start of all ranks can mend. `run_main` turns it into exit code 75 ("temporary
-/// failure" in sysexits.h), on which fleetrun ends the other ranks too, even with --elastic.
+/// A failure that only a restart of all ranks can fix. `run_main` turns it into exit code 75
+/// ("temporary failure" in sysexits.h), on which fleetrun ends the other ranks too, even with
+/// --elastic.
 class RestartNeeded : public Error {
  public:
   static constexpr int kExitCode = 75;

@@ -12,7 +12,7 @@ namespace fleet {
 void request_stop() noexcept;
 bool stop_requested() noexcept;
 
-/// What a rank prints that was asked itself, not by another rank; fleetrun finds it by this text.
+/// What the rank that got the signal itself prints; fleetrun finds it by this text.
 inline constexpr const char* kAskedToStop = "this rank was asked to stop";
 /// That text with the signal and its sender, as far as they are known: "...: SIGTERM from pid 4242
 /// (scancel)".
@@ -32,7 +32,7 @@ class StopSignals {
 };
 
 /// What fleetrun sends along with SIGTERM (sigqueue) after a rank was lost: the update under way
-/// cannot be finished, so that the signal is the end after all.
+/// cannot be finished, so the rank exits at once.
 constexpr int kGroupIsBroken = 0x666c;
 
 /// A training has stopped in order, as it was asked to. No error: thrown so that nothing that

@@ -8,7 +8,7 @@ namespace fleet {
 /// for Stopped; 75 for RestartNeeded; 1 for everything else.
 int report_current_exception();
 
-/// From now on an exception that nobody catches, in whatever thread, ends the program with its
+/// From now on an uncaught exception, in any thread, ends the program with its
 /// message instead of LibTorch's frames: by `abort()`, or with the exit code of
 /// `report_current_exception` where that is another than 1. `run_main`, `parse` and `fleet::init`
 /// call it, so that it holds for programs without `run_main` too. Does nothing where the program

@@ -45,7 +45,7 @@ class OpObserver {
  public:
   virtual ~OpObserver() = default;
   /// Whether it sees the ops that this op calls instead of the op itself. Only ops that LibTorch
-  /// implements by other ops (`is_composite`) can be opened.
+  /// implements by other ops (`is_composite`) can be decomposed.
   virtual bool decomposes(const c10::OperatorHandle& /*op*/) { return false; }
   /// Must run the op: `op.callBoxed(stack)`.
   virtual void call(const c10::OperatorHandle& op, Stack* stack) = 0;
@@ -102,7 +102,7 @@ bool is_composite(const c10::OperatorHandle& op);
 void call_observed(const c10::OperatorHandle& op, Stack* stack);
 
 /// What every op does inside an InterceptScope that has no kernel of Fleet's: composites that the
-/// observer opens are, others go to it. For kernels that leave a call as it is.
+/// observer `decomposes` are decomposed, others go to it. For kernels that leave a call as it is.
 void call_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
 
 /// The backward that this thread is in, the innermost; -1: none.
@@ -153,8 +153,8 @@ const char* current_op();
 /// with the next backward, and holds the graph and its tensors until then.
 void flush_failed_backward();
 
-/// Gives a tensor a history that must not be followed, so that autograd takes it for the result of
-/// an op: other than on a leaf, in-place ops on it are allowed.
+/// Gives a tensor a grad_fn that must never run, so that autograd takes it for the result of an op:
+/// other than on a leaf, in-place ops on it are allowed.
 void set_placeholder_grad_fn(const torch::Tensor& tensor);
 
 }  // namespace fleet::compat

@@ -29,7 +29,7 @@ struct MaskedTextOptions {
   int64_t batch_size = 16;           ///< samples per update on one rank
   bool in_tokens = false;            ///< batch_size counts tokens, padding among them
   int64_t seed = 0;
-  bool shuffle = true;  ///< and samples of like length together; off: in the order of the files
+  bool shuffle = true;  ///< and samples of similar length together; off: in the order of the files
   double masked_ratio = 0.15;
   std::optional<int64_t> rank = {};        ///< unset, with world_size: of fleet::init (shard.h)
   std::optional<int64_t> world_size = {};  ///< 1 alone: every rank takes all samples
@@ -63,8 +63,8 @@ const FieldList& fields_of(const MaskedTextState*);
 /// and masks that the files bring along stay as they are. Files of single sentences give no
 /// `next_sentence_labels`.
 ///
-/// Every sample is used once per epoch over all ranks. An update takes samples of like length, and
-/// the ranks split it in place: without `in_tokens`, N ranks see the batches of one rank with N
+/// Every sample is used once per epoch over all ranks. An update takes samples of similar length,
+/// and the ranks split it in place: without `in_tokens`, N ranks see the batches of one rank with N
 /// times the batch size. All ranks make the same number of updates; in the last of an epoch a rank
 /// may get a batch of size 0.
 ///
@@ -87,7 +87,7 @@ class MaskedText {
   /// The same on every rank; differs between epochs when batches are counted in tokens.
   int64_t updates_in(int64_t epoch) const;
 
-  /// This rank's batch of the next update, made here and now; walks on into the next epoch.
+  /// This rank's batch of the next update, made in this thread; continues into the next epoch.
   BertBatch next();
 
   /// The data must outlive the iterator.
@@ -96,7 +96,7 @@ class MaskedText {
 
   /// The position after the last yielded batch.
   MaskedTextState state() const;
-  /// Goes on with the very next sample; refuses a position in other data or of another global
+  /// Resumes with the next sample; refuses a position in other data or of another global
   /// batch, in which "the next sample" would mean another one.
   void restore(const MaskedTextState& state);
 

@@ -166,7 +166,7 @@ std::optional<Plan> BudgetPlans::better_plan(Entry& entry, int64_t limit) const 
                                 byte_size_text(Offload::kMinBytes));
   }
   if (!with || (without && without->predicted_seconds <= with->predicted_seconds)) {
-    if (with) entry.offload_note = "the plan without it is predicted to be as quick";
+    if (with) entry.offload_note = "the plan without it is predicted to be as fast";
     return without;
   }
   return with;
@@ -248,7 +248,7 @@ bool BudgetPlans::tighten(bool can_split) {
   if (!std::exchange(entry.is_tightened, true) && entry.margin + kMoreMargin <= kMaxMargin) {
     entry.margin += kMoreMargin;
     entry.why_again =
-        format("memory was short; {:.0f} % of the budget are spared now", 100 * entry.margin);
+        format("memory was short; {:.0f} % of the budget are kept free now", 100 * entry.margin);
     make(entry);
     if (entry.plan) return true;
   }

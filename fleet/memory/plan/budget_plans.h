@@ -18,7 +18,7 @@ namespace fleet::memory {
 struct BudgetPlansOptions {
   int64_t budget = 0;  // counted bytes; with fraction_of_plain, until that is known
   double fraction_of_plain =
-      0;              // above 0: the budget becomes this share of what plain training takes
+      0;              // above 0: the budget becomes this fraction of what plain training takes
   int64_t limit = 0;  // of the process, for `Forward::is_unbounded`
   OffloadFile::Speed disk = {};  // if it is known, plans may offload
   int64_t staging = 0;           // counted bytes that the file takes while it is open
@@ -41,7 +41,7 @@ class BudgetPlans {
         is_resolved_(options.fraction_of_plain == 0) {}
 
   int64_t budget() const { return budget_; }
-  /// False while the budget is a share of what plain training takes, and that is not known.
+  /// False while the budget is a fraction of what plain training takes, and that is not known.
   bool is_resolved() const { return is_resolved_; }
 
   /// A step over so many samples (0: not known) comes next. Returns whether the offload file must
@@ -53,13 +53,13 @@ class BudgetPlans {
     std::shared_ptr<Profiler> profiler;
     bool is_unbounded = false;  // measured beyond the budget, the last resort
   };
-  /// How the forward is to be recorded.
+  /// How to record the forward.
   Forward begin();
   void end_forward(const TapeReport& tape);
   /// Throws an Error with the least sufficient budget if no plan exists for a step that cannot be
   /// split.
   void end_backward();
-  /// The step failed.
+  /// Forgets a step that failed.
   void forget();
 
   /// Memory was short: true if the same step may fit otherwise: by a plan with a larger margin, by

@@ -33,7 +33,7 @@ struct MeasuredStep {
 UsageError too_small_error(const MeasuredStep& step, int64_t budget, const Plan& least,
                            int64_t least_budget);
 
-/// What plain training takes, and what plans for shares of it would cost in time.
+/// What plain training takes, and what plans for fractions of it would cost in time.
 std::string plain_text(const MeasuredStep& step);
 
 }  // namespace fleet::memory

@@ -32,7 +32,7 @@ class TapeValues {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     Region* defining_region = nullptr;  // where its first value was computed; null: outside
     bool is_borrowed = false;       // may be freed before its last reader: see compat::owns_memory
-    bool predates_forward = false;  // before the forward, as far as ops tell
+    bool predates_forward = false;  // as far as ops tell
     bool has_undo_copy = false;     // a copy of it is in the WriteUndo
     int block = -1;                 // of the profile
     std::vector<int> values = {};   // if they are listed

@@ -9,7 +9,7 @@
 
 namespace fleet::optim {
 
-/// Do the kernels of fleet/ops take this group, or LibTorch's ops?
+/// Whether the kernels of fleet/ops update this group; else LibTorch's ops do.
 bool is_fused(const ArenaGroup& group);
 
 /// A run of one span; `begin` counts elements of the span's group.
@@ -39,16 +39,15 @@ class ArenaBlocks {
   };
   BlockRange of_group(size_t group) const { return groups_[group]; }
 
-  /// Calls `work(block)` for every block of a stretch, on all threads, each with a contiguous share
+  /// Calls `work(block)` for every block of a range, on all threads, each with a contiguous chunk
   /// of the elements.
   void for_each(const BlockRange& range, const std::function<void(size_t)>& work) const;
 
   /// What needs the whole of a span before it can continue: `measure(block)` for all blocks of a
   /// span, then `reduce(first, last)` with the span's blocks, then `apply(block)`. A span that lies
-  /// within one thread's share is done by that thread alone, without waiting for others and while
-  /// it is in its cache; only spans that cross a border between shares take a second round. Very
-  /// large ones are worked on by all threads together, so that one at a time lies in the shared
-  /// cache.
+  /// within one thread's chunk is done by that thread, without waiting for others and while it is
+  /// in its cache; only spans that cross a border between chunks take a second round. Very large
+  /// ones are worked on by all threads together, so that one at a time lies in the shared cache.
   struct TwoPasses {
     std::function<void(size_t)> measure;
     std::function<void(size_t, size_t)> reduce;

@@ -26,7 +26,7 @@ GradientMerge::GradientMerge(const GradientMergeOptions& options) : options_(opt
                options.k_steps, options.micro_batch_size));
   }
   if (!problems.empty()) {
-    throw UsageError::all("gradient_merge", "these options make no sense:", problems);
+    throw UsageError::all("gradient_merge", "these options are not valid:", problems);
   }
 }
 

@@ -18,7 +18,7 @@ class Schedule {
  public:
   static constexpr int64_t kNeverSettles = INT64_MAX;
 
-  /// A schedule of one's own. `rate` must always give the same for the same number. `text` is for
+  /// A custom schedule. `rate` must always give the same for the same number. `text` is for
   /// logs; `updates`: see there.
   Schedule(std::string text, std::function<double(int64_t)> rate, int64_t updates = kNeverSettles);
 
@@ -38,8 +38,8 @@ class Schedule {
 };
 
 // Below, x = min(update / updates, 1). Update 0 has `lr`; update number `updates` is the first that
-// has `end_lr`, and all later ones have it too. Input that makes no sense throws one Error that
-// lists all of it.
+// has `end_lr`, and all later ones have it too. Options that are not valid throw one Error that
+// lists all of them.
 
 Schedule constant(double lr);
 

@@ -166,12 +166,13 @@ void MemoryStrategy::plan_for_budget(int ranks_on_host) {
     open_file();
     disk = file_->measure(std::clamp(budget / 4, kMinMeasured, kMaxMeasured));
     counted_ = file_->statistics();
-    log::info("offload",
-              format("the disk takes {}/s and gives {}/s, for {:.0f} % of a core; staging takes {} "
-                     "of the budget",
-                     byte_size_text(static_cast<int64_t>(disk.write)),
-                     byte_size_text(static_cast<int64_t>(disk.read)), 100 * disk.compute_slowdown,
-                     byte_size_text(staging_)));
+    log::info(
+        "offload",
+        format("the disk writes {}/s and reads {}/s, for {:.0f} % of a core; staging takes {} "
+               "of the budget",
+               byte_size_text(static_cast<int64_t>(disk.write)),
+               byte_size_text(static_cast<int64_t>(disk.read)), 100 * disk.compute_slowdown,
+               byte_size_text(staging_)));
   }
   plans_ = std::make_unique<memory::BudgetPlans>(
       memory::BudgetPlansOptions{.budget = budget,
@@ -295,9 +296,9 @@ int64_t MemoryStrategy::fastest_micro_batch(int64_t largest) {
     const auto plan = plans_->plan(best);
     log::info("plan",
               format("micro-batches of {} from now on: {}", plural(best, "sample"),
-                     plan ? format("quickest by the plans, {:.4g} ms a sample",
+                     plan ? format("fastest by the plans, {:.4g} ms a sample",
                                    1e3 * plan->predicted_seconds / static_cast<double>(best))
-                          : std::string("they may be quicker, and are measured next")));
+                          : std::string("they may be faster, and are measured next")));
   }
   return best;
 }
@@ -386,10 +387,11 @@ void MemoryStrategy::log_once(const memory::BudgetPlans::Steps& steps) {
                 byte_size_text(report_.offloaded_bytes), byte_size_text(report_.fetched_bytes),
                 report_.offload_stall_s);
   if (report_.offloaded_bytes == 0) {
-    text += largest_small_ > 0
-                ? format("; the largest value that could leave has {}, and less than {} stays",
-                         byte_size_text(largest_small_), byte_size_text(memory::Offload::kMinBytes))
-                : "; the program itself, or the last segment, needs every value that crosses a cut";
+    text +=
+        largest_small_ > 0
+            ? format("; the largest value that could be offloaded has {}, and less than {} is kept",
+                     byte_size_text(largest_small_), byte_size_text(memory::Offload::kMinBytes))
+            : "; the program itself, or the last segment, needs every value that crosses a cut";
   }
   log::info("offload", text);
 }

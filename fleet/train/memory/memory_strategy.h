@@ -53,7 +53,7 @@ class MemoryStrategy {
   /// Records this thread's ops until `finish`; null: does nothing.
   class Forward {
    public:
-    /// `samples`: 0 when nobody knows.
+    /// `samples`: 0: not known.
     explicit Forward(MemoryStrategy* memory, int64_t samples = 0);
     /// Throws when the first forward did not name a checkpoint that was asked for.
     void finish();
@@ -75,16 +75,16 @@ class MemoryStrategy {
   /// The size of micro-batch that is quickest within the budget, `largest` being one that fits.
   int64_t fastest_micro_batch(int64_t largest);
 
-  /// Of what happened since the last call; what plain training takes is for the window so far. Says
-  /// once what was recomputed, offloaded and taken.
+  /// Of what happened since the last call; what plain training takes is for the window so far. Logs
+  /// once what was recomputed, offloaded and allocated.
   MemoryReport report_of_call(bool updated, bool window_is_open);
   /// Of a budget; null: without one.
   const memory::BudgetPlans* plans() const { return plans_.get(); }
   /// With plan_only, once the plans are settled: what the program is to print and end with.
   const std::optional<std::string>& plan_text() const { return plan_text_; }
-  /// What the window took is no part of the next one.
+  /// Resets the window's peak.
   void drop_window() { window_peak_ = 0; }
-  /// A call failed: what is in the file is of no use, and the next forward opens another.
+  /// A call failed: the file's content is dropped, and the next forward opens another.
   void forget();
 
  private:
@@ -118,7 +118,7 @@ class MemoryStrategy {
   std::shared_ptr<memory::OffloadFile> file_;
   memory::OffloadStatistics counted_;  // of `file_`, reported already
   int64_t largest_small_ = 0;          // value that stayed because of its size
-  int64_t preferred_ = 0;              // size of micro-batch; 0: nobody chose
+  int64_t preferred_ = 0;              // size of micro-batch; 0: not chosen
   MemoryReport report_;
   std::optional<memory::TapeReport> tape_;  // of the last forward
   bool has_logged_ = false;

@@ -19,9 +19,9 @@ class PlainMemory {
 
   /// A call begins, or the user's own forward: the peak is measured from here on.
   void begin();
-  /// Of the window so far; says it once, after the second update, when everything is there.
+  /// Of the window so far; logs it once, after the second update, when all state is allocated.
   MemoryReport report(bool updated, bool window_is_open);
-  /// What the window took is no part of the next one.
+  /// Resets the window's peak.
   void drop_window() { window_peak_ = 0; }
 
  private:

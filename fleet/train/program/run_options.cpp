@@ -69,10 +69,10 @@ const FieldList& fields_of(const RunOptions*) {
   static const FieldList list{
       .area = "run",
       .fields = {
-          field<&R::log_every>("log_every", "a line for every so many updates")
+          field<&R::log_every>("log_every", "log every so many updates")
               .at_least(1)
               .in_unit("updates"),
-          field<&R::max_updates>("max_updates", "end after so many, whatever the epochs; 0: do not")
+          field<&R::max_updates>("max_updates", "stop after this many updates; 0: after all epochs")
               .at_least(0)
               .in_unit("updates"),
           field<&R::warmup>(

@@ -116,7 +116,7 @@ const FieldList& fields_of(const TrainConfig*) {
                                        "JSON file with a strategy, which flags can change"),
               field<&C::memory_budget>(
                   "memory_budget",
-                  "recompute as much as this memory asks for: 12GiB, 60% of what this rank may "
+                  "recompute to stay within this memory: 12GiB, 60% of what this rank may "
                   "have, or \"50% of plain\" training"),
               field<&C::plan_only>("plan_only",
                                    "print the plan for memory_budget, or what plain training takes "

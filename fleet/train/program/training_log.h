@@ -16,7 +16,7 @@ namespace fleet {
 /// The guide's lines for every `log_every`th call of `minimize` in an epoch, and one line per epoch
 /// with the mean loss over all samples of all ranks, each counted once under every strategy; with
 /// samples per second, which counts all that the epoch took; and with the most memory that the
-/// process had. Rank 0 speaks; all ranks make the same calls. Ranks meet in `end_epoch`, and in
+/// process had. Rank 0 prints; all ranks make the same calls. Ranks meet in `end_epoch`, and in
 /// `step` only where they share gradients: never between two averages of local SGD.
 ///
 ///   TrainingLog log(run);

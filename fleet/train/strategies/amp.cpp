@@ -13,7 +13,7 @@ const FieldList& fields_of(const AmpConfigs*) {
       .area = "strategy",
       .fields =
           {
-              field<&AmpConfigs::init_loss_scaling>("init_loss_scaling", "first loss scale")
+              field<&AmpConfigs::init_loss_scaling>("init_loss_scaling", "initial loss scale")
                   .above(0),
               field<&AmpConfigs::incr_every_n_steps>(
                   "incr_every_n_steps", "the scale grows after so many updates without overflow")
@@ -28,8 +28,9 @@ const FieldList& fields_of(const AmpConfigs*) {
               field<&AmpConfigs::decr_ratio>("decr_ratio", "factor by which the scale shrinks")
                   .above(0)
                   .below(1),
-              field<&AmpConfigs::use_dynamic_loss_scaling>("use_dynamic_loss_scaling",
-                                                           "let the loss scale grow and shrink"),
+              field<&AmpConfigs::use_dynamic_loss_scaling>(
+                  "use_dynamic_loss_scaling",
+                  "dynamic loss scale; off: it stays at init_loss_scaling"),
               field<&AmpConfigs::custom_white_list>("custom_white_list",
                                                     "further ops that run in low precision")
                   .beyond_guide(),

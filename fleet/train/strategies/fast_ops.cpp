@@ -11,10 +11,11 @@
 namespace fleet {
 
 const FieldList& fields_of(const FastOpsConfigs*) {
-  static const FieldList list{.area = "strategy",
-                              .fields = {field<&FastOpsConfigs::exclude>(
-                                             "exclude", "ops that stay LibTorch's, by its names")
-                                             .beyond_guide()}};
+  static const FieldList list{
+      .area = "strategy",
+      .fields = {field<&FastOpsConfigs::exclude>("exclude",
+                                                 "LibTorch's ops that are not replaced, by name")
+                     .beyond_guide()}};
   return list;
 }
 

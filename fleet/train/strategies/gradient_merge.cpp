@@ -22,8 +22,7 @@ const FieldList& fields_of(const GradientMergeConfigs*) {
               .in_unit("samples")
               .beyond_guide(),
           field<&GradientMergeConfigs::drop_last>(
-              "drop_last",
-              "forget a window that the end of an epoch cuts short; off: update with it")
+              "drop_last", "drop an incomplete window at the end of an epoch; off: update with it")
               .beyond_guide(),
       }};
   return list;

@@ -45,7 +45,7 @@ const FieldList& fields_of(const LambConfigs*) {
               .one_of(optim::lamb_rule_names())
               .beyond_guide(),
           field<&LambConfigs::log_every>("log_every",
-                                         "print the trust ratios every so often; 0: never")
+                                         "updates between two logs of the trust ratios; 0: never")
               .at_least(0)
               .in_unit("updates")
               .beyond_guide(),

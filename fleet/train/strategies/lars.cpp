@@ -16,7 +16,8 @@ const FieldList& fields_of(const LarsConfigs*) {
       .fields = {
           field<&LarsConfigs::lars_coeff>("lars_coeff", "trust coefficient").above(0),
           field<&LarsConfigs::lars_weight_decay>("lars_weight_decay", "weight decay").at_least(0),
-          field<&LarsConfigs::epsilon>("epsilon", "added to the norm that divides").at_least(0),
+          field<&LarsConfigs::epsilon>("epsilon", "added to the denominator of the trust ratio")
+              .at_least(0),
           field<&LarsConfigs::exclude_from_weight_decay>(
               "exclude_from_weight_decay",
               "substrings of names of parameters without weight decay"),
@@ -24,7 +25,7 @@ const FieldList& fields_of(const LarsConfigs*) {
               .one_of(optim::lars_rule_names())
               .beyond_guide(),
           field<&LarsConfigs::log_every>("log_every",
-                                         "print the trust ratios every so often; 0: never")
+                                         "updates between two logs of the trust ratios; 0: never")
               .at_least(0)
               .in_unit("updates")
               .beyond_guide(),

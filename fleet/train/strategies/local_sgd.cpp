@@ -59,7 +59,8 @@ FieldList with_averaging(std::vector<Field> fields) {
                        .one_of(optim::names_of(kStatesAtSync))
                        .beyond_guide());
   fields.push_back(
-      field<&Configs::delayed>("delayed", "average behind the next updates, one interval late")
+      field<&Configs::delayed>(
+          "delayed", "overlap the average with the next interval, at whose end it is applied")
           .beyond_guide());
   return {.area = "strategy", .fields = std::move(fields)};
 }
@@ -106,8 +107,8 @@ void check_averaging(StrategyCheck& check, std::string_view name, const Configs&
   const auto& optimizer = check.context.optimizer_name;
   if (configs.optimizer_state != defaults.optimizer_state && check.context.has_opaque_state) {
     check.problem(
-        format("{}_configs: optimizer_state = {} needs the optimizer's state, which {} keeps to "
-               "itself; keep it local, or use an optimizer of Fleet's",
+        format("{}_configs: optimizer_state = {} needs the optimizer's state, which {} does not "
+               "expose; keep it local, or use an optimizer of Fleet's",
                name, configs.optimizer_state, optimizer));
   }
   if (configs.optimizer_state != defaults.optimizer_state && optimizer == "SGD") {
@@ -145,8 +146,7 @@ const FieldList& fields_of(const AdaptiveLocalSgdConfigs*) {
       field<&C::formula>("formula", "whose formula chooses the interval")
           .one_of(optim::names_of(kFormulas))
           .beyond_guide(),
-      field<&C::loss_smoothing>("loss_smoothing",
-                                "share of the smoothed loss that an update leaves as it is")
+      field<&C::loss_smoothing>("loss_smoothing", "decay of the moving average of the loss")
           .at_least(0)
           .below(1)
           .beyond_guide(),
@@ -175,15 +175,15 @@ void check_local_sgd(StrategyCheck& check) {
     if (check.context.is_elastic) {
       check.problem(
           "fleetrun --elastic needs localsgd or adaptive_localsgd: where gradients are summed in "
-          "every update, a rank that is lost takes the update with it; switch one of them on, or "
+          "every update, a lost rank makes the update fail; switch one of them on, or "
           "leave --elastic out and restart from snapshots");
     }
     return;
   }
   if (check.context.is_elastic && check.context.has_opaque_state) {
     check.problem(
-        format("fleetrun --elastic gives a restarted rank the optimizer's state, which {} "
-               "keeps to itself; use an optimizer of Fleet's, or leave --elastic out and restart "
+        format("fleetrun --elastic gives a restarted rank the optimizer's state, which {} does not "
+               "expose; use an optimizer of Fleet's, or leave --elastic out and restart "
                "from snapshots",
                check.context.optimizer_name));
   }

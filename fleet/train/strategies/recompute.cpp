@@ -19,7 +19,7 @@ const FieldList& fields_of(const RecomputeConfigs*) {
               field<&RecomputeConfigs::enable_offload>(
                   "enable_offload", "checkpoints leave the device's memory until backward"),
               field<&RecomputeConfigs::checkpoint_shape>(
-                  "checkpoint_shape", "shape of a checkpoint; compared when given, never needed")
+                  "checkpoint_shape", "shape of a checkpoint; optional, checked if given")
                   .at_least(1),
               field<&RecomputeConfigs::memory_budget>(
                   "memory_budget",
@@ -56,17 +56,17 @@ void check_recompute(StrategyCheck& check) {
   if (searched && !memory::BudgetAmount::parse(configs.memory_budget)) {
     check.problem(
         format("recompute_configs.memory_budget: '{}' is no amount of memory; write a size "
-               "like 12GiB, a share of what this rank may have like 60%, or a share of what "
-               "plain training takes like \"50% of plain\"",
+               "like 12GiB, a fraction of what this rank may have like 60%, or of what plain "
+               "training takes like \"50% of plain\"",
                configs.memory_budget));
   }
   if (configs.enable_offload && !strategy.recompute) {
     check.problem(
-        "recompute_configs.enable_offload sends checkpoints out, and without recompute there "
-        "are none; switch recompute on too");
+        "recompute_configs.enable_offload offloads checkpoints, and without recompute there are "
+        "none; switch recompute on too");
   }
   if (!configs.checkpoint_shape.empty() && strategy.recompute && !configs.enable_offload) {
-    check.remark("recompute_configs.checkpoint_shape is only looked at with enable_offload");
+    check.remark("recompute_configs.checkpoint_shape is only used with enable_offload");
   }
   std::set<std::string> seen;
   for (const auto& name : configs.checkpoints) {

@@ -48,7 +48,7 @@ class AccumulationWindow {
   /// Of the window that is open, or was the last.
   const WindowSamples& samples() const { return samples_; }
 
-  /// Forgets what was gathered.
+  /// Drops the gradients of the window.
   void drop();
   /// The same, but for a forward whose backward is still to come.
   void clear();

@@ -22,8 +22,8 @@ namespace fleet {
 /// At work where tensors come from an allocator that throws c10::OutOfMemoryError: under a budget
 /// of BudgetAllocator, or off the CPU. Elsewhere it does nothing, and costs nothing.
 ///
-/// Ranks split on their own: up to the last backward nobody has sent anything. A last backward
-/// that sends while it runs cannot be taken back, so micro-batches larger than any that went well
+/// Ranks split on their own: before the last backward no rank has sent anything. A last backward
+/// that sends while it runs cannot be taken back, so micro-batches larger than any that succeeded
 /// send afterwards.
 class AutoMicroBatch {
  public:
@@ -61,7 +61,7 @@ class AutoMicroBatch {
   };
   State state() const { return {limit_, preferred_}; }
   void set_state(const State& state);
-  /// They went well; says so once when they are smaller than at first.
+  /// They succeeded; logs once when they are smaller than at first.
   void close_window(const Ranges& ranges);
 
  private:

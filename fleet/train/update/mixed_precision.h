@@ -17,7 +17,7 @@ class MixedPrecision {
  public:
   MixedPrecision(const ModelHandle& model, const AmpConfigs& configs);
 
-  /// Says so once when this CPU is slower in low precision than without.
+  /// Warns once when this CPU is slower in low precision than in fp32.
   static void warn_if_slow(const AmpConfigs& configs);
   static ArenaOptions arena_options(const DistributedStrategy& strategy);
 
@@ -30,9 +30,9 @@ class MixedPrecision {
     int64_t update = 0;
     double loss = 0;
     std::string gradient = {};  // the first parameter whose gradient is not finite, if any
-    bool is_local = false;      // other ranks know nothing of it
+    bool is_local = false;      // only this rank skips it
   };
-  /// Says so at the first skip, and at every power of two. Throws when the weights are not finite,
+  /// Logs the first skip, and every power of two. Throws when the weights are not finite,
   /// or after too many skips in a row.
   void skip(const ParameterArena& arena, const Skipped& skipped);
 

@@ -8,7 +8,7 @@
 
 namespace fleet {
 
-/// Of an update without amp, which nothing was changed by.
+/// For an update without amp, which changed nothing.
 Error non_finite_loss(const TrainingStack& stack, double loss);
 /// `name`: of the first parameter whose gradient is not finite.
 Error non_finite_gradient(const TrainingStack& stack, const std::string& name);

@@ -29,11 +29,11 @@ void SampleOffsets::close(bool is_resized) {
 
 ops::RandomScope::Position SampleOffsets::position(const MicroBatch& next,
                                                    int64_t window_samples) const {
-  const bool is_alone = comm_->size() == 1;
+  const bool is_single_rank = comm_->size() == 1;
   const bool is_batch = next.batch_samples > 0;
   ops::RandomScope::Position position{.samples = next.samples()};
   position.first_sample = is_batch ? next.begin : window_samples;
-  if (is_alone) return position;
+  if (is_single_rank) return position;
   if (is_batch && is_placed_) {
     position.first_sample += state_.first;
   } else {

@@ -15,9 +15,9 @@ namespace fleet {
 ///
 /// Ranks tell each other how many samples they have in the first update, and again in the update
 /// after one in which some rank had another number of them than before: a few bytes each time. In
-/// that update itself, which nobody could foresee, such a rank takes random numbers of its own. So
-/// does every rank where nobody knows how many samples the others have: calls of
-/// `minimize(closure)` and `backward`, and local SGD from its first update on.
+/// that update itself such a rank takes random numbers of its own. So does every rank where the
+/// others' numbers of samples are not known: calls of `minimize(closure)` and `backward`, and local
+/// SGD from its first update on.
 ///
 ///   places.open(batch.size(), /*is_local=*/false);
 ///   const auto position = places.position(micro_batch, 0);   // and forward, backward, reduce
@@ -32,9 +32,10 @@ class SampleOffsets {
 
   explicit SampleOffsets(std::shared_ptr<comm::Communicator> comm);
 
-  /// Before an update by a batch of so many samples, which all ranks make; `is_local`: each alone.
+  /// Before an update by a batch of so many samples, which all ranks make; `is_local`: each by
+  /// itself.
   void open(int64_t samples, bool is_local);
-  /// This rank has other samples than the others count on.
+  /// This rank has another number of samples than was agreed on.
   bool is_resized() const { return is_resized_; }
   /// After it; `is_resized`: some rank was.
   void close(bool is_resized);

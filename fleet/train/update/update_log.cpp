@@ -47,8 +47,8 @@ void UpdateLog::discarded_gradients() {
   if (!first || std::exchange(has_logged_discarded_, true)) return;
   log::info("minimize",
             format("a backward outside of this optimizer's own calls reached {} of its {} "
-                   "parameters (the first is '{}') while an update was being gathered; such "
-                   "gradients are kept out of its updates",
+                   "parameters (the first is '{}') while gradients were being accumulated; such "
+                   "gradients are discarded",
                    arena.discarded(), arena.spans().size(), arena.spans()[*first].name));
 }
 

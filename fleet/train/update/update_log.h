@@ -21,7 +21,7 @@ class UpdateLog {
   void batch(const WindowSamples& own, BatchForm form);
   /// What ranks know of each other's samples in this update.
   void reduced(const ReducedMetadata& reduced);
-  /// Gradients of other backwards, kept out of the window.
+  /// Gradients of other backwards, which were discarded.
   void discarded_gradients();
   /// Seconds of compute by rank, means over `updates` of them.
   void stragglers(const std::vector<double>& seconds, int64_t updates);

@@ -10,7 +10,7 @@ namespace fleet::comm {
 /// A counter in memory that several processes share: one of them advances it, others wait until it
 /// has reached a number. All zeros is its initial state, so fresh shared memory holds valid ones.
 ///
-/// Advancing costs a system call only while somebody sleeps on it. A process that is killed in its
+/// Advancing costs a system call only while a process sleeps on it. A process that is killed in its
 /// sleep leaves `sleepers` too high, which costs later advances that call, and nothing else.
 struct SharedCounter {
   std::atomic<uint32_t> value;
@@ -21,7 +21,7 @@ struct SharedCounter {
     return static_cast<int32_t>(value.load(std::memory_order_acquire) - number) >= 0;
   }
   void advance_to(uint32_t number);
-  /// Until the counter is no longer at `seen`, somebody calls `wake`, or `time` has passed.
+  /// Until the counter is no longer at `seen`, `wake` is called, or `time` has passed.
   void sleep(uint32_t seen, std::chrono::nanoseconds time);
   /// Ends every sleep: what the sleepers wait for may never happen.
   void wake();
