@@ -4,6 +4,7 @@
 //
 //   build/bin/any_model
 
+#include <fleet/core/options/command_line.h>
 #include <fleet/core/text/byte_size.h>
 #include <fleet/fleet.h>
 #include <fleet/memory/allocator/budget_allocator.h>
@@ -50,7 +51,10 @@ Training train(const fleet::DistributedStrategy& strategy) {
   return result;
 }
 
-int body(int /*argc*/, char** /*argv*/) {
+int body(int argc, char** argv) {
+  fleet::parse({.about = "trains a transformer encoder of LibTorch's at a quarter of its memory",
+                .examples = {"build/bin/any_model"}},
+               argc, argv);
   fleet::init();
   const fleet::memory::BudgetAllocatorScope counting(fleet::memory::BudgetAllocator::cpu());
   const auto plain = train({});

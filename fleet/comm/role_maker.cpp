@@ -51,7 +51,8 @@ class Environment {
 
   int required(const std::string& name, const std::optional<int>& value,
                const std::string& because) {
-    if (!value) problems_.push_back(format("{} is not set, though {} is", name, because));
+    if (!value && !text(name))
+      problems_.push_back(format("{} is not set, though {} is", name, because));
     return value.value_or(0);
   }
 
@@ -150,8 +151,11 @@ bool read_torchrun_or_paddle(Environment& environment, RoleMaker& role) {
   read_local_ranks(role, environment.agreed("LOCAL_RANK", "PADDLE_RANK_IN_NODE"),
                    environment.number("LOCAL_WORLD_SIZE"));
   read_master(environment, role);
-  if (role.master_address.empty() && !role.endpoints.empty()) {
-    read_place(environment, "PADDLE_TRAINER_ENDPOINTS", role.endpoints[0], role);
+  const bool first_is_master = role.master_address.empty();
+  for (size_t i = 0; i < role.endpoints.size(); ++i) {
+    RoleMaker other;
+    read_place(environment, "PADDLE_TRAINER_ENDPOINTS", role.endpoints[i],
+               i == 0 && first_is_master ? role : other);
   }
   if (const auto place = environment.text("FLEET_STORE")) {
     read_place(environment, "FLEET_STORE", *place, role);
@@ -349,6 +353,9 @@ void RoleMaker::check() const {
   }
   if (local_rank < 0 || local_rank >= local_world_size) {
     problems.push_back(format("local rank {} is outside 0..{}", local_rank, local_world_size - 1));
+  } else if (local_world_size > world_size && world_size >= 1) {
+    problems.push_back(format("local rank {} of {} on this machine, of {} in all", local_rank,
+                              local_world_size, world_size));
   }
   if (world_size > 1 && master_address.empty()) {
     problems.emplace_back("MASTER_ADDR is not set, so there is no address for the rendezvous");
@@ -357,7 +364,9 @@ void RoleMaker::check() const {
     problems.emplace_back(
         "FLEET_ELASTIC=1 without fleetrun: rank 0 would host the store, and could not be lost");
   }
-  if (world_size > 1 && (master_port < 1 || master_port > 65535)) {
+  if (world_size > 1 && master_port == 0) {
+    problems.emplace_back("MASTER_PORT is not set, or 0");
+  } else if (world_size > 1 && (master_port < 1 || master_port > 65535)) {
     problems.push_back(format("MASTER_PORT is {}, not a port", master_port));
   }
   if (!problems.empty()) {

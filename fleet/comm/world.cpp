@@ -11,8 +11,10 @@
 #include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/comm/rendezvous/store_based_barrier.h"
 #include "fleet/comm/transport/backend.h"
+#include "fleet/comm/transport/shared_memory/peer_memory.h"
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
+#include "fleet/core/process/environment.h"
 #include "fleet/core/process/process_setup.h"
 #include "fleet/core/process/training_devices.h"
 #include "fleet/core/text/format.h"
@@ -76,9 +78,16 @@ std::optional<std::string> variable(const char* name) {
   return text != nullptr && *text != '\0' ? std::optional<std::string>(text) : std::nullopt;
 }
 
-// Before any rank is waited for: a wrong value would be found only when all have arrived.
+// On one rank too, so that a wrong value does not wait for the first job on several.
 void check_variables() {
+  environment_switch("FLEET_BACKTRACE", false,
+                     "1: errors are printed with LibTorch's stack frames");
+  comm::is_shared_memory_wanted();
   if (const auto backend = variable("FLEET_BACKEND")) comm::check_backend(*backend);
+}
+
+// Before any rank is waited for: a wrong value would be found only when all have arrived.
+void check_own_address() {
   const auto address = variable("FLEET_ADDRESS");
   if (!address) return;
   const auto found = comm::try_resolve(*address, 0);
@@ -183,7 +192,7 @@ void count_local_ranks(RoleMaker& role, const std::vector<comm::PeerIdentity>& p
 
 void join(WorldState& world, milliseconds limit) {
   auto& role = world.role;
-  check_variables();
+  check_own_address();
   if (role.store_host == StoreHost::kRankZero && role.rank == 0) {
     world.hosted = host_store(role, limit);
   }
@@ -228,6 +237,7 @@ void init(const RoleMaker& role) {
     throw Error("comm", "fleet::init() was called twice", "call it once, at the start of main");
   }
   role.check();
+  check_variables();
   check_device(role);
   const auto limit = time_limit();
   auto world = std::make_unique<WorldState>();

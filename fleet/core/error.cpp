@@ -44,6 +44,7 @@ void print_error(const std::exception& error) {
 int run_main(int (*body)(int, char**), int argc, char** argv) {
   open_missing_streams();
   handle_uncaught_exceptions();
+  ignore_file_size_signal();
   int code = 0;
   try {
     code = body(argc, argv);

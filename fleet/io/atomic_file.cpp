@@ -82,9 +82,15 @@ uint64_t AtomicFile::replace() {
 }
 
 void AtomicFile::fail(const char* what) const {
+  const int error = errno;
   throw Error(area_,
-              format("{} {}: {}", what, path_.string(), std::generic_category().message(errno)),
-              "check the folder, its permissions and the room on its disk");
+              format("{} {}: {}", what, path_.string(), std::generic_category().message(error)),
+              fix_of_write_error(error));
+}
+
+std::string_view fix_of_write_error(int error) {
+  if (error == EFBIG) return "raise the limit of file sizes: ulimit -f unlimited";
+  return "check the folder, its permissions and the room on its disk";
 }
 
 uint64_t write_file_atomically(const std::filesystem::path& path, std::string_view text,

@@ -49,6 +49,9 @@ class AtomicFile {
 uint64_t write_file_atomically(const std::filesystem::path& path, std::string_view text,
                                std::string_view area);
 
+/// The fix of an error about a write that has failed with this errno.
+std::string_view fix_of_write_error(int error);
+
 /// What a path means when symbolic links at its end are followed, whether their target is there or
 /// not.
 std::filesystem::path link_target(std::filesystem::path path);

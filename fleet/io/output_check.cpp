@@ -2,6 +2,7 @@
 #include "fleet/io/output_check.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ bool room_may_come() {
 // Starting again does not help: the command line names a place that cannot be written.
 bool is_mistake(int error) {
   if (error == ENOSPC || error == EDQUOT) return !room_may_come();
-  constexpr std::array kMistakes = {EACCES,       EEXIST, EINVAL,  EISDIR, ELOOP,
+  constexpr std::array kMistakes = {EACCES,       EEXIST, EFBIG,   EINVAL, EISDIR, ELOOP,
                                     ENAMETOOLONG, ENOENT, ENOTDIR, EPERM,  EROFS};
   return std::ranges::find(kMistakes, error) != kMistakes.end();
 }
@@ -44,7 +45,10 @@ bool is_mistake(int error) {
                                 int error) {
   const auto text = format("{}: cannot write {}: {}", place.flag, path.string(),
                            std::generic_category().message(error));
-  const auto fix = format("give a {} that this user can write, on a disk with room", place.flag);
+  const auto fix =
+      error == EFBIG
+          ? std::string(fix_of_write_error(error))
+          : format("give a {} that this user can write, on a disk with room", place.flag);
   if (is_mistake(error)) throw UsageError(place.area, text, fix);
   throw Error(place.area, text, fix);
 }
@@ -57,9 +61,15 @@ void probe(const OutputPlace& place, const std::filesystem::path& folder, const 
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!file) fail_to_write(place, errno == ENAMETOOLONG ? folder / name : folder, errno);
   const std::array<char, 4096> bytes{};
-  const auto written = ::write(file.get(), bytes.data(), bytes.size());
+  auto written = ::write(file.get(), bytes.data(), bytes.size());
+  if (written >= 0 && written < std::ssize(bytes)) {  // the rest fails, and says why
+    const auto rest = bytes.size() - static_cast<size_t>(written);
+    const auto more = ::write(file.get(), bytes.data(), rest);
+    written = more < 0 ? -1 : written + more;
+    if (more >= 0 && written < std::ssize(bytes)) errno = ENOSPC;
+  }
   const bool is_written = written == std::ssize(bytes) && ::fsync(file.get()) == 0;
-  const int error = written >= 0 && written < std::ssize(bytes) ? ENOSPC : errno;
+  const int error = errno;
   file = Descriptor();  // before unlink: NFS would rename an open file
   ::unlink(path.c_str());
   if (!is_written) fail_to_write(place, folder, error);
@@ -143,7 +153,9 @@ void check_output_file(const OutputPlace& file, int64_t bytes) {
   if (!path.has_filename()) fail_to_write(file, path, EISDIR);
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   make_and_probe(file, folder, path.filename().string());
-  if (bytes > 0) check_room({folder, file.flag, file.area}, bytes, path.filename().string());
+  if (bytes == 0) return;
+  check_file_size_limit(file, bytes, path.filename().string());
+  check_room({folder, file.flag, file.area}, bytes, path.filename().string());
 }
 
 void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what) {
@@ -169,6 +181,17 @@ void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what)
   const auto fix = format("make room there, or give a {} on another disk", folder.flag);
   if (is_mistake(ENOSPC)) throw UsageError(folder.area, text, fix);
   throw Error(folder.area, text, fix);
+}
+
+void check_file_size_limit(const OutputPlace& place, int64_t bytes, std::string_view what) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  if (static_cast<rlim_t>(bytes) <= limit.rlim_cur) return;
+  throw UsageError(
+      place.area,
+      format("{}: {} takes {}, and a file of this process may have {} (ulimit -f)", place.flag,
+             what, byte_size_text(bytes), byte_size_text(static_cast<int64_t>(limit.rlim_cur))),
+      fix_of_write_error(EFBIG));
 }
 
 void output_written(std::string_view flag) { demands().forget(flag); }

@@ -33,6 +33,8 @@ void check_output_file(const OutputPlace& file, int64_t bytes = 0);
 /// Compares `bytes`, and what earlier calls were about for other flags on the same file system,
 /// with what that has left. Quotas are not known to it.
 void check_room(const OutputPlace& folder, int64_t bytes, std::string_view what);
+/// Compares the size of one file with the limit that this process has (`ulimit -f`).
+void check_file_size_limit(const OutputPlace& place, int64_t bytes, std::string_view what);
 /// What `flag` names has been written, and is no longer counted.
 void output_written(std::string_view flag);
 

@@ -52,10 +52,11 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
     const auto a = counts[first].item<int64_t>();
     const auto b = counts[rank].item<int64_t>();
     if (a != b) {
-      throw Error("data_parallel",
-                  format("the models differ: rank {} has {} parameters and buffers, rank {} has {}",
-                         first, a, rank, b),
-                  "build the same model on every rank");
+      throw UsageError(
+          "data_parallel",
+          format("the models differ: rank {} has {} parameters and buffers, rank {} has {}", first,
+                 a, rank, b),
+          "build the same model on every rank");
     }
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -68,7 +69,7 @@ void check_same_model(comm::Communicator& comm, const std::vector<NamedTensor>& 
     const auto differ = (hashes[first] != hashes[rank]).nonzero();
     if (differ.numel() == 0) continue;
     const auto& item = tensors[static_cast<size_t>(differ[0][0].item<int64_t>())];
-    throw Error(
+    throw UsageError(
         "data_parallel",
         format("the models of rank {} and rank {} differ at '{}'; on rank {} it is {}", first, rank,
                item.name, comm.rank(), describe(item)),

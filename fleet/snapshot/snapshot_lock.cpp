@@ -11,6 +11,7 @@
 #include "fleet/io/output_check.h"
 #include "fleet/snapshot/snapshot_agreement.h"
 #include "fleet/snapshot/snapshot_folder.h"
+#include "fleet/snapshot/snapshot_writer.h"
 
 namespace fleet {
 namespace {
@@ -72,10 +73,11 @@ SnapshotLock::SnapshotLock(std::filesystem::path dir, comm::Communicator& comm, 
 
 SnapshotLock::~SnapshotLock() { output_written(place_of(dir_).flag); }
 
-void SnapshotLock::check_room(comm::Communicator& comm, int64_t bytes) const {
-  const auto all = torch::full({1}, bytes, torch::kLong);
+void SnapshotLock::check_room(comm::Communicator& comm, const SnapshotWriter& writer) const {
+  const auto all = torch::full({1}, writer.bytes(), torch::kLong);
   comm.all_reduce(all, comm::ReduceOp::kSum, "the bytes of a snapshot");
   run_on_all_ranks(comm, "the room for a snapshot", [&]() -> int64_t {
+    check_file_size_limit(place_of(dir_), writer.largest_file(), "the largest file of a snapshot");
     if (comm.index() == 0) {
       fleet::check_room(place_of(dir_), all.item<int64_t>() + kOverhead, "a snapshot");
     }

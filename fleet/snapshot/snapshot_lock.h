@@ -10,6 +10,8 @@
 
 namespace fleet {
 
+class SnapshotWriter;
+
 /// A job's lock on its folder of snapshots, from before the first of them is read to the end of the
 /// run. All ranks make one; the first of them has the lock (io/folder_lock.h), in an elastic job
 /// each is a member.
@@ -29,9 +31,9 @@ class SnapshotLock {
   SnapshotLock(const SnapshotLock&) = delete;
   SnapshotLock& operator=(const SnapshotLock&) = delete;
 
-  /// Throws on all ranks when the disk has no room for what they write together: `bytes` is this
-  /// rank's part.
-  void check_room(comm::Communicator& comm, int64_t bytes) const;
+  /// Throws on all ranks when the disk has no room for what they write together: `writer` writes
+  /// this rank's part; or when its largest file is beyond the limit of file sizes.
+  void check_room(comm::Communicator& comm, const SnapshotWriter& writer) const;
 
   const std::filesystem::path& dir() const { return dir_; }
   /// Null on ranks that never write the snapshot's end.

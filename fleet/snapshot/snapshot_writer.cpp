@@ -99,6 +99,18 @@ int64_t SnapshotWriter::bytes() const {
   return sum;
 }
 
+int64_t SnapshotWriter::largest_file() const {
+  int64_t largest = 0;
+  for (const auto& all : live()) {
+    for (const auto* list : {&all.model, &all.optimizer, &all.own}) {
+      int64_t sum = 0;
+      for (const auto& [name, tensor] : *list) sum += static_cast<int64_t>(tensor.nbytes());
+      largest = std::max(largest, sum);
+    }
+  }
+  return largest;
+}
+
 void SnapshotWriter::copy() {
   const auto all = live();
   for (size_t i = 0; i < all.size(); ++i) copies_[i].take(all[i]);

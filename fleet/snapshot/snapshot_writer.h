@@ -43,6 +43,8 @@ class SnapshotWriter {
   double copy_seconds() const { return copy_seconds_; }
   /// What the tensors take that this rank writes.
   int64_t bytes() const;
+  /// Of the largest file that it writes.
+  int64_t largest_file() const;
 
  private:
   struct Job;

@@ -69,7 +69,7 @@ Snapshots::Snapshots(const SnapshotOptions& options, SnapshotContents contents)
   }
   if (!lock_) return;
   writer_ = std::make_unique<SnapshotWriter>(contents_, options_, *lock_);
-  if (!is_joining) lock_->check_room(*contents_.comm(), writer_->bytes());
+  if (!is_joining) lock_->check_room(*contents_.comm(), *writer_);
 }
 
 Snapshots::~Snapshots() = default;
@@ -191,7 +191,7 @@ void save_snapshot(const std::filesystem::path& dir, const SnapshotContents& con
   contents.check();
   const SnapshotLock lock(dir, *contents.comm(), SnapshotLock::Entry::kCollective);
   SnapshotWriter writer(contents, {.snapshot_dir = dir.string(), .keep = 0}, lock);
-  lock.check_room(*contents.comm(), writer.bytes());
+  lock.check_room(*contents.comm(), writer);
   writer.save();
   writer.wait();
 }

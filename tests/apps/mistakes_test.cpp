@@ -118,6 +118,17 @@ INSTANTIATE_TEST_SUITE_P(
                 {"--data=fashion_mnist", "--classes=3"},
                 "Fashion-MNIST has 10 classes, and the model 3"},
         Mistake{"InstructionSet", "bert", {}, "FLEET_CPU is 'quantum'", {"FLEET_CPU=quantum"}},
+        Mistake{"SharedMemory",
+                "bert",
+                {},
+                "FLEET_SHARED_MEMORY='off' is neither 0 nor 1",
+                {"FLEET_SHARED_MEMORY=off"}},
+        Mistake{"Backtrace",
+                "bert",
+                {},
+                "FLEET_BACKTRACE='maybe' is neither 0 nor 1",
+                {"FLEET_BACKTRACE=maybe"}},
+        Mistake{"Backend", "bert", {}, "there is no backend 'mpi'", {"FLEET_BACKEND=mpi"}},
         Mistake{"Threads", "bert", {}, "OMP_NUM_THREADS='many'", {"OMP_NUM_THREADS=many"}},
         Mistake{"InspectNothing",
                 "fleet",
@@ -206,8 +217,40 @@ TEST(MistakesTest, AClosedStandardOutputIsAnErrorAndNoOtherFileGetsItsText) {
   EXPECT_EQ(seen.code, 0) << seen.text;
 }
 
+TEST(MistakesTest, ALimitOfFileSizesIsFoundBeforeTraining) {
+  const TemporaryFolder folder;
+  std::string training = beside("bert");
+  for (const auto& flag : kBert) training += " " + flag;
+  const auto end = [&](const std::string& output) {
+    return end_in_shell(format("(ulimit -f 20; {} {}; echo code $?) 2>&1 | cat", training, output))
+        .text;
+  };
+  const auto saved = end("--save=" + (folder.path() / "bert.safetensors").string());
+  EXPECT_TRUE(says(saved, "error: [weights] --save: bert.safetensors takes ",
+                   "a file of this process may have ", "(ulimit -f)", "code 2\n"));
+  const auto snapshots = end("--snapshot_dir=" + folder.path().string());
+  EXPECT_TRUE(says(snapshots, "error: [snapshot] --snapshot_dir: the largest file of a snapshot",
+                   "(ulimit -f)", "code 2\n"));
+  // What is not known before: an error, where the signal would end the program without a word.
+  std::string lines;
+  for (int i = 0; i < 300; ++i) lines += format("the quick brown fox jumps over {} dogs\n", i);
+  const auto text = folder.write("text", lines).string();
+  const auto tokenize = [&](int blocks) {
+    return end_in_shell(
+               format("(ulimit -f {0}; {1} tokenize {2} --train_vocab=60 --vocab={2}.vocab "
+                      "--output={2}.tokens; echo code $?) 2>&1 | cat",
+                      blocks, beside("fleet"), text))
+        .text;
+  };
+  EXPECT_TRUE(says(tokenize(20), "error: [", ".tokens: File too large",
+                   "fix: raise the limit of file sizes: ulimit -f unlimited", "code 1\n"));
+  EXPECT_TRUE(
+      says(tokenize(1), "error: [tokenize] --vocab: cannot write ", "File too large", "code 2\n"));
+}
+
 TEST(MistakesTest, EveryProgramTellsItsVersion) {
-  for (const std::string name : {"bert", "fleet", "fleetrun", "resnet50", "transformer", "vgg16"}) {
+  for (const std::string name :
+       {"any_model", "bert", "fleet", "fleetrun", "resnet50", "transformer", "vgg16"}) {
     const auto [code, text] = end_of({beside(name), "--version"});
     EXPECT_EQ(code, 0);
     EXPECT_TRUE(

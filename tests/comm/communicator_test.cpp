@@ -15,6 +15,7 @@
 
 #include "fleet/core/text/format.h"
 
+#include "tests/support/launched.h"
 #include "tests/support/printed_so_far.h"
 #include "tests/support/says.h"
 #include "tests/support/thread_ranks.h"
@@ -145,15 +146,16 @@ constexpr auto kSoon = std::chrono::milliseconds(300);  // for calls that cannot
 std::vector<std::string> errors_without_the_last(
     int size, const std::function<void(const testing::Comm&)>& before) {
   std::vector<std::string> errors(static_cast<size_t>(size));
-  std::latch others_have_failed(size - 1);
+  std::latch others_have_started(size - 1), others_have_failed(size - 1);
   run_ranks(size, [&](const testing::Comm& comm) {
     comm->barrier("all are here");
     before(comm);
     if (comm->rank() == size - 1) return others_have_failed.wait();
     const auto tensor = torch::ones({10});
-    errors[static_cast<size_t>(comm->rank())] = error_message_of([&] {
-      comm->with_timeout(kSoon)->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5");
-    });
+    auto pending = comm->with_timeout(kSoon)->all_reduce_async(tensor, ReduceOp::kSum,
+                                                               "gradient bucket 2 of 5");
+    others_have_started.arrive_and_wait();  // or one may be missing for another
+    errors[static_cast<size_t>(comm->rank())] = error_message_of([&] { pending.wait(); });
     others_have_failed.count_down();
     others_have_failed.wait();  // a rank that leaves is not alive for the others
   });
@@ -223,17 +225,18 @@ TEST(CommunicatorTest, RankThatWaitsSaysForWhom) {
               [&](const testing::Comm& comm) {
                 comm->barrier("all are here");
                 const auto tensor = torch::ones({numbers});
-                for (int i = 0; comm->rank() == 1 && !has_said() && i < 10'000; ++i)
-                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                if (comm->rank() == 1) {
+                  EXPECT_TRUE(launch::eventually(has_said));
+                }
                 comm->all_reduce(tensor, ReduceOp::kSum, "gradient bucket 2 of 5");
                 EXPECT_EQ(tensor[0].item<float>(), 2) << "a notice ends no call";
               },
-              {.timeout = std::chrono::milliseconds(20'000),
+              {.timeout = std::chrono::milliseconds(60'000),
                .notice_every = std::chrono::milliseconds(100)});
     EXPECT_TRUE(
         says(::testing::internal::GetCapturedStdout(),
              format("[comm] waits for all_reduce of gradient bucket 2 of 5 ({} x Float, ", numbers),
-             "): rank 1 (", "has not reached this call", " (0 s of 20 s)\n"));
+             "): rank 1 (", "has not reached this call", " s of 60 s)\n"));
   }
 }
 

@@ -270,6 +270,40 @@ TEST(RoleMakerTest, ReportsEverythingThatIsWrongAtOnce) {
   EXPECT_NE(text.find("MASTER_PORT is 0"), std::string::npos) << text;
 }
 
+TEST(RoleMakerTest, SaysOfEachVariableWhatIsWrongWithIt) {
+  const auto no_number = refusal({{"RANK", "x"}, {"WORLD_SIZE", "2"}});
+  EXPECT_TRUE(says(no_number, "RANK='x' is not a whole number"));
+  EXPECT_EQ(no_number.find("RANK is not set"), std::string::npos) << no_number;
+  EXPECT_TRUE(says(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}}),
+                   "MASTER_PORT is not set"));
+  for (const std::string wrong : {"99999", "-1"}) {
+    EXPECT_TRUE(says(
+        refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", wrong}}),
+        format("MASTER_PORT is {}, not a port", wrong)));
+  }
+}
+
+// What another launcher has left behind would choose a GPU, or count threads.
+TEST(RoleMakerTest, NoMoreRanksOnThisMachineThanInAll) {
+  EXPECT_TRUE(says(refusal({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "3"}}),
+                   "local rank 3 of 4 on this machine, of 1 in all"));
+  EXPECT_TRUE(says(refusal({{"RANK", "1"},
+                            {"WORLD_SIZE", "2"},
+                            {"LOCAL_RANK", "1"},
+                            {"LOCAL_WORLD_SIZE", "4"},
+                            {"MASTER_ADDR", "a"},
+                            {"MASTER_PORT", "1"}}),
+                   "local rank 1 of 4 on this machine, of 2 in all"));
+}
+
+TEST(RoleMakerTest, EveryEndpointOfPaddleIsRead) {
+  EXPECT_TRUE(says(refusal({{"PADDLE_TRAINER_ID", "0"},
+                            {"PADDLE_TRAINERS_NUM", "3"},
+                            {"PADDLE_TRAINER_ENDPOINTS", "a:6170,junk,b:x"}}),
+                   "PADDLE_TRAINER_ENDPOINTS: 'junk' is not host:port",
+                   "PADDLE_TRAINER_ENDPOINTS: 'b:x' is not host:port"));
+}
+
 TEST(RoleMakerTest, ElasticNeedsALauncherThatHostsTheStore) {
   Variables variables = {{"RANK", "0"},
                          {"WORLD_SIZE", "2"},

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/count_down.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/support/thread_ranks.h"
 
@@ -80,7 +81,7 @@ TEST(SharedAreaTest, NamesTheMissingRank) {
               text = error_message_of(
                   [&] { area->all_reduce_sum_async(mine, "gradient bucket 1 of 1").wait(); });
             },
-            {.timeout = std::chrono::milliseconds(2000)});
+            {.timeout = launch::patient(std::chrono::milliseconds(2000))});
   EXPECT_TRUE(says(text, "rank 0: all_reduce of gradient bucket 1 of 1 (16 x Float", "rank 1 (",
                    "has not reached this call"));
 }

@@ -13,6 +13,7 @@
 #include "fleet/data/images/in_memory_images.h"
 
 #include "tests/support/error_of.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 
 namespace fleet {
@@ -126,7 +127,8 @@ TEST(DataLoaderTest, PrefetchesNoMoreThanAsked) {
   EXPECT_EQ(dataset->calls, 0) << "nothing is made before the loop starts";
   epoch.begin();
   // One is in use, three are ready.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline =
+      std::chrono::steady_clock::now() + launch::patient(std::chrono::seconds(20));
   while (dataset->calls < 4 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -12,6 +12,7 @@
 #include "fleet/core/error.h"
 
 #include "tests/support/error_of.h"
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 
 namespace fleet {
@@ -40,7 +41,8 @@ TEST(WorkerPoolTest, WorksAtTheSameTime) {
   std::atomic<int> begun = 0;
   pool.run(2, [&](int64_t, int64_t) {
     ++begun;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline =
+        std::chrono::steady_clock::now() + launch::patient(std::chrono::seconds(20));
     while (begun < 2 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   });
   EXPECT_EQ(begun, 2);

@@ -17,6 +17,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/process/descriptor.h"
 #include "fleet/core/text/format.h"
+#include "fleet/memory/offload/offload_file.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/error_of.h"
@@ -264,6 +265,18 @@ TEST(DoctorTest, FindsAFileInPlaceOfAFolder) {
       FolderUse::kOffload, file, std::chrono::steady_clock::now() + std::chrono::seconds(60));
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_TRUE(is(findings[0], State::kProblem, "is no folder"));
+}
+
+// A folder for snapshots is made by the program, one for offloaded tensors is not.
+TEST(DoctorTest, FindsAnOffloadFolderThatIsNotThere) {
+  const TemporaryFolder folder;
+  const auto missing = folder.path() / "not" / "there";
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto findings = folder_findings(FolderUse::kOffload, missing, deadline);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_TRUE(is(findings[0], State::kProblem, "is not there", "mkdir -p "));
+  EXPECT_THROW(memory::OffloadFile({.directory = missing.string()}), Error);
+  EXPECT_EQ(folder_findings(FolderUse::kSnapshots, missing, deadline)[0].state, State::kOk);
 }
 
 TEST(DoctorTest, SaysWhatDiffersOnOtherFileSystems) {

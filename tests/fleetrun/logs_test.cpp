@@ -107,6 +107,17 @@ TEST(LogsTest, StandardOutputThatCannotBeWrittenIsAWarningToo) {
                    "what rank 0 prints is in "));
 }
 
+TEST(LogsTest, ALogBeyondTheLimitOfFileSizesIsAWarning) {
+  const TemporaryFolder folder;
+  Started job({"sh", "-c",
+               format("(ulimit -f 1; {} --log_dir={} sh -c 'seq 2000; echo end'; echo code $?) "
+                      "2>&1 | cat",
+                      beside("fleetrun"), folder.path().string())});
+  ASSERT_EQ(job.wait(), 0);
+  EXPECT_TRUE(says(job.output(), "\n2000\nend\n", "code 0\n", "warning: cannot write ",
+                   "workerlog.0", "File too large"));
+}
+
 // A disk that fills and is given room again, in a mount namespace of the test's own.
 TEST(LogsTest, LogContinuesWhenThereIsRoomAgain) {
   if (geteuid() != 0) GTEST_SKIP() << "mounting needs root";

@@ -83,8 +83,18 @@ TEST(OptionsTest, WrongValuesAreNamed) {
   EXPECT_NE(refusal({"--ips=a,,b", "p"}).find("a name in the list is empty"), std::string::npos);
   EXPECT_NE(refusal({"--ips=", "p"}).find("--ips is empty"), std::string::npos);
   EXPECT_NE(refusal({"--ips=a,a", "p"}).find("names one twice"), std::string::npos);
+  EXPECT_NE(refusal({"--ips=gpu[1-2],gpu2", "p"}).find("names one twice"), std::string::npos);
+  EXPECT_NE(refusal({"--ips=gpu[01-", "p"}).find("the list 'gpu[01-' cannot be read"),
+            std::string::npos);
   EXPECT_NE(refusal({"--log_dir"}).find("needs a value"), std::string::npos);
   EXPECT_NE(refusal({"-n", "2", "p"}).find("two dashes"), std::string::npos);
+}
+
+TEST(OptionsTest, NodesMayBeListedAsSlurmWritesThem) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(parse_options({"--ips=gpu[01-02,7]-ib,login", "p"}).ips,
+            (Names{"gpu01-ib", "gpu02-ib", "gpu07-ib", "login"}));
+  EXPECT_EQ(parse_options({"--ips=fe80::1,[::2]", "p"}).ips, (Names{"fe80::1", "[::2]"}));
 }
 
 TEST(OptionsTest, HelpNamesEveryFlagWithItsDefault) {

@@ -7,10 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <random>
 #include <semaphore>
 #include <thread>
@@ -23,10 +25,13 @@
 #include "fleet/memory/offload/extent_list.h"
 
 #include "tests/support/error_of.h"
+#include "tests/support/launched.h"
+#include "tests/support/patience.h"
 
 namespace fleet::memory {
 namespace {
 
+using launch::eventually;
 using testing::error_message_of;
 
 constexpr int64_t kMiB = 1024 * 1024;
@@ -47,6 +52,27 @@ OffloadFile::Ticket on_disk(OffloadFile& file, torch::Tensor tensor) {
   file.drain();
   return ticket;
 }
+
+/// The thread that makes it, for I/O threads that go on once it waits for them.
+class Caller {
+ public:
+  /// The next thing that this thread does is to wait.
+  void waits_now() { waits_ = true; }
+  void until_asleep() const {
+    while (!waits_ || !is_asleep()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  bool is_asleep() const {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread_) + "/stat");
+    const std::string stat(std::istreambuf_iterator<char>(file), {});
+    const auto after_name = stat.rfind(')');
+    return after_name != stat.npos && stat.substr(after_name + 2, 1) == "S";
+  }
+
+  const pid_t thread_ = gettid();
+  std::atomic<bool> waits_{false};
+};
 
 int open_files() {
   const auto all = std::filesystem::directory_iterator("/proc/self/fd");
@@ -149,10 +175,8 @@ void live_randomly(const OffloadOptions& options, unsigned seed) {
   for (const auto& one : stored) ASSERT_TRUE(same(file.read(one.ticket), one.copy));
   stored.clear();
   // The thread may hold one entry for a moment longer.
-  for (int i = 0; i < 500 && file.statistics().extent_bytes > 0; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(eventually([&] { return file.statistics().extent_bytes == 0; }));
   const auto statistics = file.statistics();
-  EXPECT_EQ(statistics.extent_bytes, 0);
   EXPECT_EQ(statistics.file_bytes, 0);
   EXPECT_EQ(statistics.queued_bytes, 0);
   EXPECT_GT(statistics.bytes_written, kMiB);
@@ -208,27 +232,6 @@ TEST(OffloadFileTest, ThreadsReadOneTicket) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(OffloadFileTest, ReadBeforeTheWriteIsOverReturnsTheTensor) {
-  OffloadFile file({.buffer_bytes = 4096});
-  const auto large = torch::zeros({512 * kMiB}, torch::kByte);  // seconds, in such small blocks
-  const auto a = noise(kMiB), b = noise(kMiB), c = noise(kMiB);
-  auto in_work = file.write(large);
-  const auto first = file.write(a), second = file.write(b), third = file.write(c);
-  EXPECT_EQ(file.read(second).data_ptr(), b.data_ptr());
-  file.prefetch(third);
-  EXPECT_EQ(file.read(third).data_ptr(), c.data_ptr());
-  EXPECT_EQ(file.statistics().forwarded, 2);
-  EXPECT_EQ(file.statistics().queued_bytes, 513 * kMiB);
-  while (file.statistics().extent_bytes == 0) std::this_thread::yield();
-  EXPECT_EQ(file.read(in_work).data_ptr(), large.data_ptr());
-  EXPECT_EQ(file.statistics().forwarded, 3);
-  file.drain();
-  EXPECT_EQ(file.statistics().bytes_written, kMiB);
-  EXPECT_EQ(file.statistics().extent_bytes, kMiB);
-  EXPECT_TRUE(same(file.read(first), a));
-  EXPECT_EQ(file.read(second).data_ptr(), b.data_ptr()) << "a second read";
-}
-
 TEST(OffloadFileTest, TensorIsFreedOnceItIsOnDiskAndReadingCountsInTheBudget) {
   auto& memory = BudgetAllocator::cpu();
   BudgetAllocatorScope counting(memory);
@@ -252,20 +255,24 @@ TEST(OffloadFileTest, TensorIsFreedOnceItIsOnDiskAndReadingCountsInTheBudget) {
 
 TEST(OffloadFileTest, PrefetchHidesTheReadAndAStallIsCounted) {
   OffloadFile file;
-  auto a = on_disk(file, noise(32 * kMiB)), b = on_disk(file, noise(32 * kMiB));
+  auto a = on_disk(file, noise(kMiB)), b = on_disk(file, noise(kMiB));
   const auto start = file.statistics();
   file.prefetch(a);
-  while (file.statistics().bytes_read == start.bytes_read)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(eventually([&] { return file.statistics().bytes_read == kMiB; }));
   file.read(a);
-  const auto hidden = file.statistics().stall_seconds - start.stall_seconds;
-  const auto read_a = file.statistics().read_seconds;
+  const auto after_a = file.statistics();
+  EXPECT_EQ(after_a.stall_seconds, start.stall_seconds);
+
+  Caller caller;
+  file.set_read_delay([&] {
+    caller.until_asleep();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  caller.waits_now();
   file.read(b);
-  const auto stalled = file.statistics().stall_seconds - start.stall_seconds - hidden;
-  const auto read_b = file.statistics().read_seconds - read_a;
-  EXPECT_LT(hidden, 0.5 * read_b);
-  EXPECT_GT(read_b, 0.001);  // 32 GB/s
-  EXPECT_GE(stalled, 0.9 * read_b);
+  const auto after_b = file.statistics();
+  EXPECT_GE(after_b.stall_seconds - after_a.stall_seconds, 0.02);
+  EXPECT_GE(after_b.read_seconds - after_a.read_seconds, 0.02);
 }
 
 TEST(OffloadFileTest, KnowsHowFastItIsAndWhatItTakesOfACore) {
@@ -282,18 +289,34 @@ TEST(OffloadFileTest, KnowsHowFastItIsAndWhatItTakesOfACore) {
 }
 
 TEST(OffloadFileTest, ReadOvertakesWhatIsOnlyPrefetched) {
-  OffloadFile file({.buffer_bytes = 4096});
-  const auto large = on_disk(file, torch::zeros({8 * kMiB}, torch::kByte));
+  OffloadFile file;
   std::vector<OffloadFile::Ticket> tickets;
   for (int i = 0; i < 8; ++i) tickets.push_back(on_disk(file, noise(kMiB)));
-  file.prefetch(large);  // keeps the thread busy meanwhile
+  tickets.push_back(on_disk(file, noise(3 * kMiB)));
+  // One read for each permit.
+  std::counting_semaphore<> begun{0}, permits{0};
+  file.set_read_delay([&] {
+    begun.release();
+    permits.acquire();
+  });
   for (const auto& ticket : tickets) file.prefetch(ticket);
-  file.read(tickets.back());
-  EXPECT_LE(file.statistics().bytes_read, 11 * kMiB);  // of 16
+  begun.acquire();
+  std::promise<Caller*> caller;
+  std::thread reader([&] {
+    Caller own;
+    own.waits_now();
+    caller.set_value(&own);
+    file.read(tickets.back());
+  });
+  caller.get_future().get()->until_asleep();
+  permits.release(2);
+  for (int i = 0; i < 2; ++i) begun.acquire();
+  EXPECT_EQ(file.statistics().bytes_read, (1 + 3) * kMiB) << "the first, then the last";
+  permits.release(tickets.size());
+  reader.join();
   tickets.pop_back();
   for (const auto& ticket : tickets) file.read(ticket);
-  file.read(large);
-  EXPECT_EQ(file.statistics().bytes_read, 16 * kMiB) << "nothing is read twice";
+  EXPECT_EQ(file.statistics().bytes_read, 11 * kMiB) << "nothing is read twice";
 }
 
 TEST(OffloadFileTest, ExtentsAreReusedSoTheFileStaysBounded) {
@@ -331,18 +354,19 @@ TEST(OffloadFileTest, TicketsMayEndInFlight) {
   EXPECT_EQ(file.statistics().extent_bytes, 4 * kMiB);
 }
 
-/// A disk that is in the middle of a tensor for a while.
+/// A disk that is in the middle of a tensor until the test waits for it.
 class SlowDisk : public ::testing::Test {
  protected:
   SlowDisk() {
     file_.set_write_delay([this] {
       began_.release();
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      caller_.until_asleep();
     });
   }
+  ~SlowDisk() override { caller_.waits_now(); }  // for the end of the file
 
-  OffloadFile::Ticket being_written() {
-    auto ticket = file_.write(noise(kMiB));
+  OffloadFile::Ticket being_written(torch::Tensor tensor = noise(kMiB)) {
+    auto ticket = file_.write(std::move(tensor));
     began_.acquire();
     return ticket;
   }
@@ -350,13 +374,35 @@ class SlowDisk : public ::testing::Test {
   BudgetAllocatorScope counting_{BudgetAllocator::cpu()};
   MemoryCounter& counter_ = BudgetAllocator::cpu().counter();
   std::counting_semaphore<> began_{0};
+  Caller caller_;
   OffloadFile file_;
 };
+
+TEST_F(SlowDisk, ReadBeforeTheWriteIsOverReturnsTheTensor) {
+  const auto large = noise(2 * kMiB), a = noise(kMiB), b = noise(kMiB), c = noise(kMiB);
+  const auto in_work = being_written(large);
+  const auto first = file_.write(a), second = file_.write(b), third = file_.write(c);
+  EXPECT_EQ(file_.read(second).data_ptr(), b.data_ptr());
+  file_.prefetch(third);
+  EXPECT_EQ(file_.read(third).data_ptr(), c.data_ptr());
+  EXPECT_EQ(file_.statistics().forwarded, 2);
+  EXPECT_EQ(file_.statistics().queued_bytes, 3 * kMiB);
+  EXPECT_EQ(file_.statistics().extent_bytes, 2 * kMiB) << "the one that is being written";
+  caller_.waits_now();
+  EXPECT_EQ(file_.read(in_work).data_ptr(), large.data_ptr());
+  EXPECT_EQ(file_.statistics().forwarded, 3);
+  file_.drain();
+  EXPECT_EQ(file_.statistics().bytes_written, kMiB);
+  EXPECT_EQ(file_.statistics().extent_bytes, kMiB);
+  EXPECT_TRUE(same(file_.read(first), a));
+  EXPECT_EQ(file_.read(second).data_ptr(), b.data_ptr()) << "a second read";
+}
 
 TEST_F(SlowDisk, MemoryIsFreeOnceATicketHasEnded) {
   const auto before = counter_.live();
   auto ticket = being_written();
   EXPECT_EQ(counter_.live(), before + kMiB);
+  caller_.waits_now();
   ticket = {};
   EXPECT_EQ(counter_.live(), before);
   EXPECT_GT(file_.statistics().stall_seconds, 0);
@@ -365,6 +411,7 @@ TEST_F(SlowDisk, MemoryIsFreeOnceATicketHasEnded) {
 TEST_F(SlowDisk, MemoryIsFreeOnceAForwardedTensorIs) {
   const auto before = counter_.live();
   auto ticket = being_written();
+  caller_.waits_now();
   auto back = file_.read(ticket);
   ticket = {};
   EXPECT_EQ(counter_.live(), before + kMiB);
@@ -377,6 +424,7 @@ TEST_F(SlowDisk, AnAllocationThatDoesNotFitWaitsForQueuedWrites) {
   const auto ticket = being_written();
   counter_.set_budget(counter_.live() + kMiB / 2);
   torch::Tensor fits;
+  caller_.waits_now();
   EXPECT_NO_THROW(fits = torch::empty({kMiB}, torch::kByte));
   EXPECT_GT(file_.statistics().stall_seconds, 0);
   // Nothing is queued any more.
@@ -451,10 +499,12 @@ TEST(OffloadFileTest, LeavesNothingBehind) {
   { OffloadFile warm_up; }
   const auto files = open_files(), threads = running_threads();
   OffloadFile::Ticket survivor;
+  Caller caller;
   const auto charged = BudgetAllocator::cpu().counter().live();
   const auto written = bytes_written();
   {
     OffloadFile file({.directory = directory.string(), .buffer_bytes = kMiB});
+    file.set_write_delay([&] { caller.until_asleep(); });
     EXPECT_TRUE(std::filesystem::is_empty(directory)) << "the file has a name";
     EXPECT_EQ(running_threads(), threads + 1);
     EXPECT_EQ(BudgetAllocator::cpu().counter().live(), charged + kMiB);
@@ -462,9 +512,10 @@ TEST(OffloadFileTest, LeavesNothingBehind) {
     survivor = file.write(tensor);
     std::vector<OffloadFile::Ticket> more;
     for (int i = 0; i < 50; ++i) more.push_back(file.write(tensor));
+    caller.waits_now();  // for the end of the thread
   }
   // 3 GiB were queued: they are dropped, not written.
-  EXPECT_LT(bytes_written() - written, 1024 * kMiB);
+  EXPECT_LT(bytes_written() - written, 64 * kMiB);
   EXPECT_EQ(running_threads(), threads);
   survivor = {};
   EXPECT_EQ(open_files(), files);
@@ -477,7 +528,7 @@ TEST(OffloadFileTest, ForkedChildCanEnd) {
   auto ticket = file->write(noise(16 * kMiB));
   const pid_t child = fork();
   if (child == 0) {
-    alarm(5);  // a hang ends in a signal
+    alarm(static_cast<unsigned>(launch::patient_s(30)));  // a hang ends in a signal
     delete file;
     { auto mine = std::move(ticket); }
     _exit(7);

@@ -13,6 +13,7 @@
 #include "fleet/memory/tape/tape.h"
 
 #include "tests/support/error_of.h"
+#include "tests/support/launched.h"
 #include "tests/support/says.h"
 
 namespace fleet::memory {
@@ -132,8 +133,7 @@ TEST(OffloadTest, AGraphThatIsFreedFreesItsExtents) {
   const auto file = std::make_shared<OffloadFile>();
   const Offload offload(file);
   recorded(chain, &offload);
-  for (int i = 0; i < 5000 && file->statistics().extent_bytes > 0; ++i) usleep(1000);
-  EXPECT_EQ(file->statistics().extent_bytes, 0);
+  EXPECT_TRUE(launch::eventually([&] { return file->statistics().extent_bytes == 0; }));
   EXPECT_EQ(file->statistics().queued_bytes, 0);
   EXPECT_EQ(Region::alive(), 0);
 }
@@ -243,7 +243,7 @@ TEST(OffloadTest, AFullDiskIsAnErrorOfTheForwardOrTheBackward) {
   const Offload offload(file);
   const auto text = error_message_of([&] {
     const auto loss = recorded(chain, &offload);
-    while (file->statistics().queued_bytes > 0) usleep(1000);
+    EXPECT_TRUE(launch::eventually([&] { return file->statistics().queued_bytes == 0; }));
     chain.backward(loss);
   });
   EXPECT_TRUE(says(text, "[offload]")) << text;

@@ -219,7 +219,7 @@ TEST(DataParallelTest, RefusesModelsThatDiffer) {
     torch::nn::Sequential net(torch::nn::Linear(4, comm->rank() == 0 ? 3 : 5));
     ParameterArena arena(net);
     DataParallel parallel(arena, comm, {});
-    const auto text = error_message_of([&] { parallel.broadcast(net); });
+    const auto text = error_message_of<UsageError>([&] { parallel.broadcast(net); });
     const std::lock_guard lock(mutex);
     errors.push_back(text);
   });

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 
 import pytest
@@ -106,6 +105,7 @@ LONG = """
 import torch, fleet
 net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
 {setup}
+{step}
 print("ready", flush=True)
 while True:
     {step}
@@ -122,7 +122,6 @@ def test_control_c_ends_a_run(name):
     program = subprocess.Popen([sys.executable, "-u", "-c", LONG.format(setup=setup, step=step)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     while "ready" not in (line := program.stdout.readline()):
         assert line, program.stderr.read()
-    time.sleep(0.5)
     program.send_signal(signal.SIGINT)
     _, errors = program.communicate(timeout=60)
     assert program.returncode != 0

@@ -305,8 +305,9 @@ TEST(ElasticTest, RanksOfAnotherHostAreLostAndComeBack) {
   const auto start = [&](int host) {
     return std::make_unique<Launched>(
         Words{"--nnodes=2", format("--node_rank={}", host), "--master=10.77.0.1:29514",
-              "--nproc_per_node=1", "--elastic", "--max_restarts=3", "--peer_timeout_s=5",
-              beside("test_elastic_program"), "--epochs=1000", "--until=" + end.string()},
+              "--nproc_per_node=1", "--elastic", "--max_restarts=3",
+              format("--peer_timeout_s={}", patient_s(5)), beside("test_elastic_program"),
+              "--epochs=1000", "--until=" + end.string()},
         hosts.on(host));
   };
   const auto first = start(0), second = start(1);

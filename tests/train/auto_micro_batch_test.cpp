@@ -8,6 +8,7 @@
 #include "fleet/core/text/byte_size.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 
+#include "tests/support/patience.h"
 #include "tests/support/says.h"
 #include "tests/train/block_net.h"
 
@@ -281,7 +282,7 @@ TEST(AutoMicroBatchTest, WhatHasBeenSentIsNotTakenBack) {
       }
       failed.wait();
     };
-    run_ranks(2, body, {.timeout = std::chrono::seconds(sync ? 4 : 20)});
+    run_ranks(2, body, {.timeout = launch::patient(std::chrono::seconds(sync ? 4 : 20))});
   }
 }
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 
+#include "fleet/memory/offload/offload_file.h"
 #include "fleet/memory/replay/region.h"
 #include "fleet/memory/replay/replay.h"
 
@@ -117,7 +118,8 @@ TEST(RecomputeTest, GradientsAreSentWhileBackwardStillRecomputes) {
       net->after_block = [&](int64_t block, torch::Tensor& x) {
         if (block != 1 || comm->rank() != 0) return;
         x.register_hook([&, net](torch::Tensor gradient) {
-          const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+          const auto deadline =
+              std::chrono::steady_clock::now() + launch::patient(std::chrono::seconds(10));
           while (!arrived && std::chrono::steady_clock::now() < deadline) {
             arrived = torch::equal(net->last->weight.grad(), sum);
           }
@@ -250,6 +252,12 @@ int offload_descriptor(const std::string& folder) {
   return -1;
 }
 
+// What is still queued would be handed back from memory.
+void all_is_written_or_has_failed() {
+  while (memory::OffloadFile::wait_for_memory()) {
+  }
+}
+
 /// A training whose first update goes wrong by `harm`, called at the end of its forward.
 void fails_and_goes_on(const std::function<void()>& harm, const std::function<void()>& mend,
                        std::string_view expected_text) {
@@ -293,10 +301,8 @@ TEST(RecomputeOffloadTest, AFullDiskIsAnErrorAndTheNextStepIsFine) {
   rlimit limit = before;
   limit.rlim_cur = 2 * kMiB;
   setrlimit(RLIMIT_FSIZE, &limit);
-  fails_and_goes_on(
-      // What is not written by then would be handed back from memory.
-      [] { std::this_thread::sleep_for(launch::patient(std::chrono::milliseconds(300))); },
-      [&] { setrlimit(RLIMIT_FSIZE, &before); }, "cannot write");
+  fails_and_goes_on([] { all_is_written_or_has_failed(); },
+                    [&] { setrlimit(RLIMIT_FSIZE, &before); }, "cannot write");
 }
 
 TEST(RecomputeOffloadTest, ACutFileIsAnErrorAndTheNextStepIsFine) {
@@ -309,12 +315,7 @@ TEST(RecomputeOffloadTest, ACutFileIsAnErrorAndTheNextStepIsFine) {
       [&] {
         const int file = offload_descriptor(folder);
         ASSERT_GE(file, 0);
-        struct stat now {};
-        for (int64_t size = -1; size != now.st_size || size == 0;) {  // all is written
-          size = now.st_size;
-          std::this_thread::sleep_for(launch::patient(std::chrono::milliseconds(100)));
-          fstat(file, &now);
-        }
+        all_is_written_or_has_failed();
         ASSERT_EQ(ftruncate(file, 0), 0);
       },
       [&] {

@@ -175,6 +175,10 @@ std::vector<Finding> probe(FolderUse use, const fs::path& asked) {
     return {{State::kProblem, name, format("{} is no folder", folder.string()),
              "give the path of a folder"}};
   }
+  if (use == FolderUse::kOffload && !is_there) {  // which no program makes
+    return {{State::kProblem, name, format("{} is not there", asked.string()),
+             format("mkdir -p {}, or point TMPDIR to a folder that is there", asked.string())}};
+  }
   const auto place = is_there
                          ? asked.string()
                          : format("{} (not there yet; {} is)", asked.string(), folder.string());

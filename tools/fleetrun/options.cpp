@@ -5,6 +5,7 @@
 #include <charconv>
 #include <set>
 
+#include "fleet/comm/rendezvous/host_list.h"
 #include "fleet/core/error.h"
 #include "fleet/core/options/command_line.h"
 #include "fleet/core/text/format.h"
@@ -13,6 +14,14 @@ namespace fleet::launch {
 namespace {
 
 constexpr int kMaxRanks = 65536;
+
+// Names as Slurm writes them; the commas in brackets have ended words of the list.
+std::vector<std::string> expanded(const std::vector<std::string>& names) {
+  std::string list;
+  for (const auto& name : names) list += (list.empty() ? "" : ",") + name;
+  const bool has_brackets = list.find('[') != list.npos && list.find(':') == list.npos;
+  return has_brackets ? comm::expand_host_list(list) : names;
+}
 
 void check(const Options& options, bool by_number) {
   const Options defaults;
@@ -71,7 +80,10 @@ const FieldList& fields_of(const Options*) {
               .at_most(kMaxRanks)
               .in_unit("processes"),
           field<&Options::gpus>("gpus", "GPUs of this node, one rank each: 0,1"),
-          field<&Options::ips>("ips", "all nodes, by address or name; the first is the master"),
+          field<&Options::ips>(
+              "ips",
+              "all nodes, by address or name, or as Slurm writes them: gpu[01-04]; the "
+              "first is the master"),
           field<&Options::nnodes>("nnodes", "instead of --ips: how many nodes")
               .at_least(1)
               .at_most(kMaxRanks),
@@ -171,6 +183,7 @@ Options parse_options(const std::vector<std::string>& words) {
     options.program = command.front();
     options.program_args.assign(command.begin() + 1, command.end());
   }
+  options.ips = expanded(options.ips);
   const bool by_number = options.nnodes > 0 || options.node_rank >= 0 || !options.master.empty();
   check(options, by_number);
   if (by_number) options.ips.clear();

@@ -75,6 +75,7 @@ int available_cores(const std::string& root) {
 
 std::string set_up_process(int local_ranks) {
   handle_uncaught_exceptions();
+  ignore_file_size_signal();
   const int cores = available_cores();
   std::string threads;
   if (const char* told = std::getenv("OMP_NUM_THREADS")) {

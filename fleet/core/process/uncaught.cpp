@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/process/uncaught.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -72,6 +73,12 @@ int report_current_exception() {
 
 void handle_uncaught_exceptions() {
   if (is_default(std::get_terminate())) std::set_terminate(on_terminate);
+}
+
+void ignore_file_size_signal() {
+  struct sigaction now {};
+  ::sigaction(SIGXFSZ, nullptr, &now);
+  if (now.sa_handler == SIG_DFL) ::signal(SIGXFSZ, SIG_IGN);
 }
 
 }  // namespace fleet

@@ -15,4 +15,9 @@ int report_current_exception();
 /// has installed a handler of its own (std::set_terminate).
 void handle_uncaught_exceptions();
 
+/// From now on a write beyond the limit of file sizes (`ulimit -f`) fails, with an error that names
+/// the file, where the signal would end the program without a word. Does nothing where the program
+/// has a handler of its own.
+void ignore_file_size_signal();
+
 }  // namespace fleet

@@ -54,9 +54,10 @@ void TokenFile::finish() {
 }
 
 void TokenFile::fail() const {
+  const int error = errno;
   throw Error("data",
-              format("cannot write {}: {}", path_.string(), std::generic_category().message(errno)),
-              "check the folder, its permissions and the room on its disk");
+              format("cannot write {}: {}", path_.string(), std::generic_category().message(error)),
+              fix_of_write_error(error));
 }
 
 }  // namespace fleet

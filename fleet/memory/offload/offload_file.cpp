@@ -273,6 +273,11 @@ void OffloadFile::set_write_delay(std::function<void()> delay) {
   core_->write_delay = std::move(delay);
 }
 
+void OffloadFile::set_read_delay(std::function<void()> delay) {
+  std::lock_guard lock(core_->mutex);
+  core_->read_delay = std::move(delay);
+}
+
 int OffloadFile::descriptor() const { return core_->file.descriptor(); }
 
 }  // namespace fleet::memory

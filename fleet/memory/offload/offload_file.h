@@ -102,6 +102,8 @@ class OffloadFile {
   int descriptor() const;
   /// For tests: a slow disk. Called on the I/O thread before it writes a tensor.
   void set_write_delay(std::function<void()> delay);
+  /// The same before it reads one.
+  void set_read_delay(std::function<void()> delay);
 
   /// Called when an allocation does not fit into the budget: waits until some queued bytes of any
   /// file of this process are written and freed. False: none are queued.

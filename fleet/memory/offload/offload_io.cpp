@@ -117,9 +117,11 @@ void OffloadFile::Core::write_entry(const std::shared_ptr<Entry>& entry) {
 void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   torch::Tensor tensor;
   int64_t offset = -1;
+  std::function<void()> delay;
   {
     std::lock_guard lock(mutex);
     if (stopping || entry->state != State::kToRead) return;
+    delay = read_delay;
     offset = entry->offset;
     tensor = entry->tensor;
     entry->state = State::kReading;
@@ -129,6 +131,7 @@ void OffloadFile::Core::read_entry(const std::shared_ptr<Entry>& entry) {
   const auto start = Clock::now();
   std::exception_ptr error;
   try {
+    if (delay) delay();
     file.read(static_cast<char*>(tensor.mutable_data_ptr()), entry->bytes, offset, interrupted);
   } catch (...) {
     error = std::current_exception();

@@ -81,7 +81,7 @@ struct OffloadFile::Core {
   OffloadStatistics statistics;
   std::exception_ptr write_error;  // for `drain`
   bool stopping = false;
-  std::function<void()> write_delay;
+  std::function<void()> write_delay, read_delay;
   std::atomic<bool> interrupted{false};  // the entry being moved is not wanted any more
   std::thread thread;
 };

@@ -46,11 +46,14 @@ bool PeerMemory::has_ended(int rank) const {
   return now.has_ended() || now.started != process.started;
 }
 
+bool is_shared_memory_wanted() {
+  return environment_switch("FLEET_SHARED_MEMORY", true,
+                            "0: ranks of one machine use sockets; 1, or unset: shared memory");
+}
+
 std::optional<PeerMemory> PeerMemory::map(const PeerWatch* watch, int size, int64_t bytes,
                                           const Gather& gather) {
-  const bool is_wanted =
-      environment_switch("FLEET_SHARED_MEMORY", true,
-                         "0: ranks of one machine use sockets; 1, or unset: shared memory");
+  const bool is_wanted = is_shared_memory_wanted();
   bool possible = is_wanted && are_on_one_machine(watch, size);
   // Every rank takes part in both calls below, even if it cannot share memory: the result must be
   // the same on all.

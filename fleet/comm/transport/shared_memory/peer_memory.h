@@ -12,6 +12,9 @@ namespace fleet::comm {
 
 class PeerWatch;
 
+/// What FLEET_SHARED_MEMORY says; UsageError for anything but 0 and 1.
+bool is_shared_memory_wanted();
+
 /// A block of shared memory of every rank of one machine, mapped into this process. The blocks have
 /// no name in any file system (memfd): they are freed with the last process that maps them, however
 /// it ends.
