@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/offload/offload_file.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/profile/op_cost.h"
 #include "fleet/memory/plan/profile/step_profile.h"
