@@ -92,7 +92,7 @@ TEST(OptionsTest, WrongValuesAreNamed) {
 
 TEST(OptionsTest, NodesMayBeListedAsSlurmWritesThem) {
   using Names = std::vector<std::string>;
-  EXPECT_EQ(parse_options({"--ips=gpu[01-02,7]-ib,login", "p"}).ips,
+  EXPECT_EQ(parse_options({"--ips=gpu[01-02,07]-ib,login", "p"}).ips,
             (Names{"gpu01-ib", "gpu02-ib", "gpu07-ib", "login"}));
   EXPECT_EQ(parse_options({"--ips=fe80::1,[::2]", "p"}).ips, (Names{"fe80::1", "[::2]"}));
 }
