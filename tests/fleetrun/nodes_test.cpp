@@ -8,10 +8,12 @@
 
 #include <gtest/gtest.h>
 
+#include "fleet/comm/rendezvous/store/store.h"
 #include "fleet/core/text/format.h"
 
 #include "tests/support/launched.h"
 #include "tests/support/two_hosts.h"
+#include "tools/fleetrun/nodes/network.h"
 
 namespace fleet::launch {
 namespace {
@@ -165,6 +167,29 @@ TEST_F(NodesTest, NodesThatWereStartedForOtherNumbersOfNodesEndWithTwo) {
       << first.output();
   EXPECT_TRUE(has(second.output(), "node 0 was started for 2 nodes and this one for 3"))
       << second.output();
+}
+
+// A node that waits for another one learns of it too: node 0 keeps the store until all know.
+TEST(NodesOnOneHostTest, NodesThatContradictEachOtherEndAllOthersWithTwo) {
+  const auto port = free_ports(1).front();
+  const auto at = [&](int nodes, int rank) {
+    return Words{"--no_job_key", format("--nnodes={}", nodes), format("--node_rank={}", rank),
+                 format("--master=127.0.0.1:{}", port), "true"};
+  };
+  Launched first(at(4, 0));
+  Launched waiting(at(4, 1));  // for node 2
+  auto store = comm::Store::connect("127.0.0.1", port, 60s, "").prefixed("fleetrun");
+  ASSERT_TRUE(eventually([&] { return store.try_get("node/1").has_value(); }));
+  Launched wrong(at(5, 3));
+  EXPECT_EQ(wrong.wait(), 2) << wrong.output();
+  EXPECT_EQ(waiting.wait(), 2) << waiting.output();
+  EXPECT_EQ(first.wait(), 2) << first.output();
+  EXPECT_TRUE(has(wrong.output(), "node 0 was started for 4 nodes and this one for 5"))
+      << wrong.output();
+  for (const auto* node : {&first, &waiting}) {
+    EXPECT_TRUE(has(node->output(), "node 0 was started for 4 nodes and node 3 for 5"))
+        << node->output();
+  }
 }
 
 TEST_F(NodesTest, MissingNodeIsNamedAfterTheJoinTimeout) {

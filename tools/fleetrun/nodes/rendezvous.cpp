@@ -162,6 +162,48 @@ void wait_for_own_slot(comm::Store& table, const Cluster& cluster, int64_t times
       "start it with the same flags as before");
 }
 
+// Nodes whose command lines contradict each other. All that have joined learn of it before node 0
+// ends, and with it the store: an error of the connection would be tried again.
+class Contradiction {
+ public:
+  Contradiction(comm::Store& table, const Cluster& cluster, SignalInbox& inbox)
+      : table_(table), cluster_(cluster), inbox_(inbox) {}
+
+  [[noreturn]] void refuse(const std::string& what, const std::string& for_others) {
+    table_.set(kKey, for_others);
+    end(what);
+  }
+  /// Throws what another node has found.
+  void check() {
+    if (const auto what = table_.try_get(kKey)) end(printable(*what, 200));
+  }
+
+ private:
+  static constexpr auto kKey = "contradiction";
+  static constexpr auto kNodesThatKnow = "contradiction/known";
+
+  [[noreturn]] void end(const std::string& what) {
+    table_.add(kNodesThatKnow, 1);
+    if (cluster_.node_rank == 0) wait_for_others();
+    throw UsageError("fleetrun", what, "use the same --ips or --nnodes on every node");
+  }
+  void wait_for_others() {
+    WaitLimit limit(kDetectedAfter_s, inbox_);
+    const auto joined = [&] {
+      int64_t nodes = 0;
+      for (int node = 0; node < std::ssize(cluster_.nodes); ++node)
+        nodes += table_.add(joined_key(node), 0) > 0 ? 1 : 0;
+      return nodes;
+    };
+    while (table_.add(kNodesThatKnow, 0) < joined() && limit.wait("the other nodes to end")) {
+    }
+  }
+
+  comm::Store& table_;
+  const Cluster& cluster_;
+  SignalInbox& inbox_;
+};
+
 // Every node publishes its record and reads the others'.
 Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster, SignalInbox& inbox,
                     WaitLimit& limit) {
@@ -173,10 +215,12 @@ Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster, 
   const NodeRecord own{cluster.own(), count, options.max_restarts};
   table.set(key(cluster.node_rank), own.to_json());
 
+  Contradiction contradiction(table, cluster, inbox);
   int max_restarts = options.max_restarts;
   for (int node = 0; node < count; ++node) {
     std::optional<std::string> text;
     while (!(text = table.try_get(key(node)))) {
+      contradiction.check();
       const auto who = options.ips.empty() ? format("node {} of {}", node, count)
                                            : format("node {} of {} ({})", node, count,
                                                     options.ips[static_cast<size_t>(node)]);
@@ -185,11 +229,11 @@ Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster, 
                     "start fleetrun there with the same addresses, or check the firewall");
     }
     const auto read = NodeRecord::from_json(*text, node);
-    if (read.nodes != count)
-      throw UsageError(
-          "fleetrun",
-          format("node {} was started for {} nodes and this one for {}", node, read.nodes, count),
-          "use the same --ips or --nnodes on every node");
+    if (read.nodes != count) {
+      const auto other = format("node {} was started for {} nodes and", node, read.nodes);
+      contradiction.refuse(format("{} this one for {}", other, count),
+                           format("{} node {} for {}", other, cluster.node_rank, count));
+    }
     if (node == 0) max_restarts = read.max_restarts;
     cluster.nodes[static_cast<size_t>(node)] = read.node;
   }
