@@ -7,10 +7,13 @@
 #include <array>
 #include <cstddef>
 
-#include <ATen/core/ivalue.h>
 #include <torch/types.h>
 
 #include "fleet/ops/fast_ops.h"
+
+namespace c10 {
+struct IValue;
+}
 
 namespace fleet {
 

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -48,17 +49,24 @@ const fleet::FieldList& fields_of(const Options*) {
   return list;
 }
 
-// Until the disk has no page left.
-void fill_disk_of(const std::filesystem::path& folder) {
+// Until the disk has no page left, once the snapshot that is due by then is on it: that one is to
+// be resumed.
+void fill_disk_of(const std::filesystem::path& folder, int64_t saved) {
+  const auto snapshot = folder / fleet::format("step-{:08}", saved);
+  while (saved > 0 && !std::filesystem::exists(snapshot))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::ofstream file(folder.parent_path() / "filler", std::ios::binary);
   const std::string page(4096, 'x');
   while (file << page << std::flush) {
   }
 }
 
-void meet(const std::string& fault, const std::filesystem::path& folder) {
+void meet(const std::string& fault, const fleet::SnapshotOptions& snapshots, int64_t updates) {
   print_line("meets " + fault);
-  if (fault == "fill") fill_disk_of(folder);
+  if (fault == "fill") {
+    const int64_t every = std::max<int64_t>(snapshots.save_every, 1);
+    fill_disk_of(snapshots.snapshot_dir, updates / every * every);
+  }
   if (fault == "kill") ::raise(SIGKILL);
   if (fault == "stop") ::raise(SIGSTOP);
   if (fault == "term") ::raise(SIGTERM);
@@ -97,7 +105,7 @@ int body(int argc, char** argv) {
     for (const auto& batch : data.epoch(epoch)) {
       const int64_t step = optimizer.attempts() + 1;
       if (is_first_attempt && step == own.fault_step && rank == own.fault_rank) {
-        meet(own.fault, config.snapshots.snapshot_dir);
+        meet(own.fault, config.snapshots, step - 1);
       }
       const bool is_slow = rank == own.slow_rank && step <= own.slow_until;
       std::this_thread::sleep_for(std::chrono::milliseconds(own.update_ms * (is_slow ? 4 : 1)));
