@@ -119,11 +119,16 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_control_c_ends_a_run(name):
     setup, step = STEPS[name]
-    program = subprocess.Popen([sys.executable, "-u", "-c", LONG.format(setup=setup, step=step)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    while "ready" not in (line := program.stdout.readline()):
-        assert line, program.stderr.read()
-    program.send_signal(signal.SIGINT)
-    _, errors = program.communicate(timeout=60)
+    # A shell starts what it runs in the background with SIGINT ignored, and programs inherit that.
+    hear = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    program = subprocess.Popen([sys.executable, "-u", "-c", LONG.format(setup=setup, step=step)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=hear)
+    try:
+        while "ready" not in (line := program.stdout.readline()):
+            assert line, program.stderr.read()
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
     assert program.returncode != 0
     assert "KeyboardInterrupt" in errors or "stop" in errors.lower(), errors
 
