@@ -31,7 +31,6 @@ import math
 import pathlib
 import sys
 
-import numpy as np
 import torch
 import torchvision
 import transformers
