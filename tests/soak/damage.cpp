@@ -7,7 +7,7 @@
 
 #include "tests/data/temporary_folder.h"
 #include "tests/soak/soak.h"
-#include "tests/train/snapshot_training.h"
+#include "tests/snapshot/snapshot_training.h"
 
 namespace fleet::launch {
 namespace {
