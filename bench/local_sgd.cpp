@@ -72,7 +72,7 @@ using Data = std::shared_ptr<const Dataset>;
 
 // Forty trainings would each print their strategy.
 DistributedOptimizer made_silently(nn::Sequential net, const DistributedStrategy& strategy) {
-  log::set_rank(1, worker_num());  // which does not speak
+  log::set_rank(1, worker_num());  // a rank that prints nothing
   auto optimizer = distributed_optimizer(optim::Momentum(net, {.weight_decay = 5e-4}), strategy);
   const int64_t up = kTrainingUpdates / 10;
   optimizer.set_schedule(
