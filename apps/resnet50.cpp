@@ -32,7 +32,7 @@ const fleet::FieldList& fields_of(const Options*) {
        fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),
-       fleet::field<&O::weight_decay>("weight_decay", "of Momentum; lars has its own")
+       fleet::field<&O::weight_decay>("weight_decay", "weight decay of Momentum; lars has its own")
            .at_least(0)}};
   return list;
 }

@@ -24,7 +24,7 @@ const fleet::FieldList& fields_of(const Options*) {
   using O = Options;
   static const fleet::FieldList list{
       "app",
-      {fleet::field<&O::batch_norm>("batch_norm", "behind every convolution"),
+      {fleet::field<&O::batch_norm>("batch_norm", "batch norm after every convolution"),
        fleet::field<&O::width>("width", "channels of the first stage; the last has 8 times as many")
            .at_least(1),
        fleet::field<&O::hidden>("hidden", "width of the classifier").at_least(1),
@@ -32,7 +32,7 @@ const fleet::FieldList& fields_of(const Options*) {
        fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),
-       fleet::field<&O::weight_decay>("weight_decay", "of Momentum; lars has its own")
+       fleet::field<&O::weight_decay>("weight_decay", "weight decay of Momentum; lars has its own")
            .at_least(0)}};
   return list;
 }
