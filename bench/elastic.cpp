@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An elastic job whose ranks are killed: how long until the others continue, and until it is complete again.
+// An elastic job whose ranks are killed: how long until the others continue, and until it is
+// complete again.
 #include <signal.h>
 
 #include <algorithm>
