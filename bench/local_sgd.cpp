@@ -34,7 +34,7 @@ namespace nn = torch::nn;
 constexpr int64_t kBatch = 64;    // per rank
 constexpr int64_t kUpdates = 64;  // of one timing: a multiple of every interval, as is a quarter
 constexpr int kRounds = 2;
-constexpr int64_t kTrainingUpdates = 3 * 468;  // all of the training images, three times
+constexpr int64_t kTrainingUpdates = int64_t{3} * 468;  // all of the training images, three times
 constexpr int kSeeds = 3;
 
 struct Mode {
