@@ -27,13 +27,16 @@ const fleet::FieldList& fields_of(const Options*) {
   using O = Options;
   static const fleet::FieldList list{
       "app",
-      {fleet::field<&O::model>("model", "its size; small: 4 layers of 256 with 4 heads")
+      {fleet::field<&O::model>("model", "size of the model; small: 4 layers of 256 with 4 heads")
            .one_of({"small", "base", "large"}),
-       fleet::field<&O::layers>("layers", "0: the model's").at_least(0),
-       fleet::field<&O::hidden>("hidden", "width of a layer; 0: the model's").at_least(0),
-       fleet::field<&O::heads>("heads", "of attention; 0: the model's").at_least(0),
-       fleet::field<&O::dropout>("dropout", "of layers and of attention").at_least(0).below(1),
-       fleet::field<&O::weight_decay>("weight_decay", "of Adam; lamb has its own").at_least(0)}};
+       fleet::field<&O::layers>("layers", "number of layers; 0: as in --model").at_least(0),
+       fleet::field<&O::hidden>("hidden", "width of a layer; 0: as in --model").at_least(0),
+       fleet::field<&O::heads>("heads", "attention heads; 0: as in --model").at_least(0),
+       fleet::field<&O::dropout>("dropout", "dropout of layers and of attention")
+           .at_least(0)
+           .below(1),
+       fleet::field<&O::weight_decay>("weight_decay", "weight decay of Adam; lamb has its own")
+           .at_least(0)}};
   return list;
 }
 

@@ -32,7 +32,7 @@ const fleet::FieldList& fields_of(const Options*) {
        fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),
-       fleet::field<&O::weight_decay>("weight_decay", "of Momentum; lars has its own")
+       fleet::field<&O::weight_decay>("weight_decay", "weight decay of Momentum; lars has its own")
            .at_least(0)}};
   return list;
 }
@@ -53,18 +53,11 @@ apps::Resnet make_model(const Options& own, int64_t classes) {
 
 int body(int argc, char** argv) {
   Options own;
-  apps::ImageDataOptions images;
-  fleet::RunOptions run;
-  const auto config = fleet::parse_train_configs(
-      argc, argv, {{"Model", own}, {"Data", images}, {"Run", run}}, {.lr = 0.1},
+  auto [config, run, images, data] = apps::start_image_program(
+      argc, argv, {{"Model", own}}, {.lr = 0.1},
       {.about = "trains ResNet for image classification",
        .examples = {"{} --image_size 64 --max_updates 30",
-                    "fleetrun --nproc_per_node 2 {} --depth 18 --image_size 32 --amp"},
-       .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});
-  fleet::init();
-  images = images.resolved();
-  torch::manual_seed(config.seed + fleet::worker_index());
-  auto data = apps::load_image_data(images, config);
+                    "fleetrun --nproc_per_node 2 {} --depth 18 --image_size 32 --amp"}});
   const auto model = make_model(own, images.classes);
   apps::train_on_images(model, data, own.weight_decay, config, run);
   fleet::shutdown();

@@ -26,15 +26,17 @@ const fleet::FieldList& fields_of(const Options*) {
   using O = Options;
   static const fleet::FieldList list{
       "app",
-      {fleet::field<&O::model>("model", "its size; small: 2 and 2 layers of 128 with 4 heads")
+      {fleet::field<&O::model>("model",
+                               "size of the model; small: 2 and 2 layers of 128 with 4 heads")
            .one_of({"small", "base", "big"}),
        fleet::field<&O::layers>("layers",
-                                "of the encoder, and as many of the decoder; 0: the "
-                                "model's")
+                                "layers of the encoder, and of the decoder; 0: as in --model")
            .at_least(0),
-       fleet::field<&O::hidden>("hidden", "width of a layer; 0: the model's").at_least(0),
-       fleet::field<&O::heads>("heads", "of attention; 0: the model's").at_least(0),
-       fleet::field<&O::dropout>("dropout", "of layers and embeddings").at_least(0).below(1),
+       fleet::field<&O::hidden>("hidden", "width of a layer; 0: as in --model").at_least(0),
+       fleet::field<&O::heads>("heads", "attention heads; 0: as in --model").at_least(0),
+       fleet::field<&O::dropout>("dropout", "dropout of layers and embeddings")
+           .at_least(0)
+           .below(1),
        fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1)}};

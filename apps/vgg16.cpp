@@ -24,7 +24,7 @@ const fleet::FieldList& fields_of(const Options*) {
   using O = Options;
   static const fleet::FieldList list{
       "app",
-      {fleet::field<&O::batch_norm>("batch_norm", "behind every convolution"),
+      {fleet::field<&O::batch_norm>("batch_norm", "batch norm after every convolution"),
        fleet::field<&O::width>("width", "channels of the first stage; the last has 8 times as many")
            .at_least(1),
        fleet::field<&O::hidden>("hidden", "width of the classifier").at_least(1),
@@ -32,7 +32,7 @@ const fleet::FieldList& fields_of(const Options*) {
        fleet::field<&O::label_smoothing>("label_smoothing", "label smoothing factor")
            .at_least(0)
            .below(1),
-       fleet::field<&O::weight_decay>("weight_decay", "of Momentum; lars has its own")
+       fleet::field<&O::weight_decay>("weight_decay", "weight decay of Momentum; lars has its own")
            .at_least(0)}};
   return list;
 }
@@ -51,18 +51,12 @@ apps::Vgg make_model(const Options& own, int64_t classes) {
 
 int body(int argc, char** argv) {
   Options own;
-  apps::ImageDataOptions images;
-  fleet::RunOptions run;
-  const auto config = fleet::parse_train_configs(
-      argc, argv, {{"Model", own}, {"Data", images}, {"Run", run}}, {.lr = 0.01},
+  auto [config, run, images, data] = apps::start_image_program(
+      argc, argv, {{"Model", own}}, {.lr = 0.01},
       {.about = "trains VGG16 for image classification",
-       .examples = {"{} --image_size 64 --width 16 --hidden 256 --max_updates 30",
-                    "fleetrun --nproc_per_node 2 {} --image_size 32 --width 8 --hidden 128 --amp"},
-       .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});
-  fleet::init();
-  images = images.resolved();
-  torch::manual_seed(config.seed + fleet::worker_index());
-  auto data = apps::load_image_data(images, config);
+       .examples = {
+           "{} --image_size 64 --width 16 --hidden 256 --max_updates 30",
+           "fleetrun --nproc_per_node 2 {} --image_size 32 --width 8 --hidden 128 --amp"}});
   const auto model = make_model(own, images.classes);
   apps::train_on_images(model, data, own.weight_decay, config, run);
   fleet::shutdown();

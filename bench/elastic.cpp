@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An elastic job whose ranks are killed: how long until the others go on, and until it is back.
+// An elastic job whose ranks are killed: how long until the others continue, and until it is
+// complete again.
 #include <signal.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ constexpr const char* kProgram = "test_elastic_program";
 
 void wait_until(const std::function<bool()>& condition, const launch::Launched& job) {
   if (launch::eventually(condition, 120s)) return;
-  throw Error("bench", "the job did not go on:\n" + job.output());
+  throw Error("bench", "the job did not continue:\n" + job.output());
 }
 
 // Between two averages of an undisturbed job.

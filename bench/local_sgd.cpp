@@ -34,7 +34,7 @@ namespace nn = torch::nn;
 constexpr int64_t kBatch = 64;    // per rank
 constexpr int64_t kUpdates = 64;  // of one timing: a multiple of every interval, as is a quarter
 constexpr int kRounds = 2;
-constexpr int64_t kTrainingUpdates = 3 * 468;  // all of the training images, three times
+constexpr int64_t kTrainingUpdates = int64_t{3} * 468;  // all of the training images, three times
 constexpr int kSeeds = 3;
 
 struct Mode {
@@ -72,7 +72,7 @@ using Data = std::shared_ptr<const Dataset>;
 
 // Forty trainings would each print their strategy.
 DistributedOptimizer made_silently(nn::Sequential net, const DistributedStrategy& strategy) {
-  log::set_rank(1, worker_num());  // which does not speak
+  log::set_rank(1, worker_num());  // a rank that prints nothing
   auto optimizer = distributed_optimizer(optim::Momentum(net, {.weight_decay = 5e-4}), strategy);
   const int64_t up = kTrainingUpdates / 10;
   optimizer.set_schedule(

@@ -58,7 +58,7 @@ constexpr std::array kBenchmarks = {
     Benchmark{"python",
               "unmodified models of Python within a memory budget (FLEET_PYTHON names it)", 1,
               bench_python},
-    Benchmark{"snapshot", "what a snapshot holds training up for, beside a plain copy", 1,
+    Benchmark{"snapshot", "how long a snapshot delays training, beside a plain copy", 1,
               bench_snapshot},
     Benchmark{"snapshot-large", "the same for a model of the size of BERT-large (14 GB)", 1,
               bench_snapshot_large},

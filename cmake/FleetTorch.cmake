@@ -46,8 +46,8 @@ function(fleet_read_torch_version root result)
   set(${result} "0" PARENT_SCOPE)
 endfunction()
 
-# What keeps this LibTorch from being used, in one sentence, or nothing. The caller speaks: the build stops, and an
-# installed package reports itself as not found.
+# Why this LibTorch cannot be used, in one sentence; empty: it can. The caller reports it: the build stops, and an
+# installed package is "not found".
 set(FLEET_TORCH_PROBLEM "")
 set(FLEET_TORCH_VERSION "")
 fleet_find_torch_root(FLEET_TORCH_ROOT)

@@ -221,7 +221,7 @@ def main():
                     job.result()
             except (RuntimeError, KeyboardInterrupt) as error:
                 pool.shutdown(wait=False, cancel_futures=True)
-                sys.exit(f"error: {error}" if str(error) else "stopped; the same command goes on from here")
+                sys.exit(f"error: {error}" if str(error) else "stopped; the same command resumes from here")
     print(table(results, options))
 
 

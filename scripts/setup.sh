@@ -31,7 +31,7 @@ install_packages() {
 }
 
 # fetch_libtorch: the wheels of deps.lock, checked against their hashes, unpacked into .deps/libtorch. Finished
-# wheels are kept until all of them are unpacked, so an interrupted download goes on where it stood.
+# wheels are kept until all of them are unpacked, so an interrupted download resumes with the wheel that is missing.
 fetch_libtorch() {
   local stamp have
   stamp=$(sha256sum deps.lock | cut -d' ' -f1)

@@ -10,16 +10,8 @@ namespace {
 namespace apps = fleet::applications;
 
 int body(int argc, char** argv) {
-  apps::ImageDataOptions images;
-  fleet::RunOptions run;
-  const auto config = fleet::parse_train_configs(
-      argc, argv, {{"Data", images}, {"Run", run}}, {.lr = 0.05},
-      {.about = "trains a perceptron on images",
-       .reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"}});
-  fleet::init();
-  images = images.resolved();
-  torch::manual_seed(config.seed);
-  auto data = apps::load_image_data(images, config);
+  auto [config, run, images, data] = apps::start_image_program(
+      argc, argv, {}, {.lr = 0.05}, {.about = "trains a perceptron on images"});
   const adding::Mlp model({.image_size = images.image_size, .classes = images.classes});
   apps::train_on_images(model, data, /*weight_decay=*/1e-4, config, run);
   fleet::shutdown();

@@ -71,7 +71,7 @@ const FieldList& fields_of(const BertDataOptions*) {
           field<&D::data>("data", "synthetic, or a folder with vocab.txt, train.txt and val.txt"),
           field<&D::seq>("seq", "maximum sequence length").at_least(8).in_unit("tokens"),
           field<&D::in_tokens>("in_tokens", "--batch_size counts tokens"),
-          field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
+          field<&D::samples>("samples", "synthetic samples to train on; a twentieth more to test")
               .at_least(1)
               .at_most(kMaxSyntheticSamples),
       }};

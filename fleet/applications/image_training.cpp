@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <ATen/Context.h>
 #include <torch/nn/module.h>
 
 #include "fleet/comm/world.h"
@@ -40,6 +41,20 @@ void test(const ImageModel& model, DataLoader<Batch>& images, const DistributedO
 }
 
 }  // namespace
+
+ImageProgram start_image_program(int argc, const char* const* argv, std::vector<FlagGroup> own,
+                                 const TrainConfig& defaults, ProgramHelp help) {
+  ImageDataOptions images;
+  RunOptions run;
+  own.push_back({"Data", images});
+  own.push_back({"Run", run});
+  help.reads = {"lr", "momentum", "batch_size", "epochs", "seed", "snapshots"};
+  const auto config = parse_train_configs(argc, argv, own, defaults, help);
+  init();
+  images = images.resolved();
+  at::manual_seed(static_cast<uint64_t>(config.seed + worker_index()));
+  return {config, run, images, load_image_data(images, config)};
+}
 
 void train_on_images(const ImageModel& model, ImageData& data, double weight_decay,
                      const TrainConfig& config, const RunOptions& run) {

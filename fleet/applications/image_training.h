@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "fleet/applications/application.h"
 #include "fleet/applications/data/image_data.h"
@@ -11,6 +12,23 @@
 #include "fleet/train/program/train_config.h"
 
 namespace fleet::applications {
+
+/// What a program trains on images with.
+struct ImageProgram {
+  TrainConfig config;
+  RunOptions run;
+  ImageDataOptions images;  ///< with the sizes that belong to the data
+  ImageData data;
+};
+
+/// The beginning of such a program: reads its command line, meets the other ranks, sets the seed
+/// and loads the data. `own`: the program's own groups of flags, before those of data and run.
+///
+///   Options own;
+///   auto [config, run, images, data] =
+///       start_image_program(argc, argv, {{"Model", own}}, {.lr = 0.1}, {.about = "trains a net"});
+ImageProgram start_image_program(int argc, const char* const* argv, std::vector<FlagGroup> own,
+                                 const TrainConfig& defaults, ProgramHelp help);
 
 /// A model as train_on_images sees it.
 struct ImageModel {

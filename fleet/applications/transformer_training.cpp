@@ -71,7 +71,7 @@ const FieldList& fields_of(const TransformerDataOptions*) {
           field<&D::seq>("seq", "maximum sequence length, end token included")
               .at_least(2)
               .in_unit("tokens"),
-          field<&D::samples>("samples", "of synthetic data to train on; a twentieth more to test")
+          field<&D::samples>("samples", "synthetic samples to train on; a twentieth more to test")
               .at_least(1)
               .at_most(kMaxSyntheticSamples),
       }};

@@ -106,7 +106,7 @@ void check_own_address() {
 std::string own_address(const RoleMaker& role) {
   if (auto given = variable("FLEET_ADDRESS")) return *given;
   const auto port = static_cast<uint16_t>(role.master_port);
-  const auto towards = comm::address_towards(role.master_address, port);
+  auto towards = comm::address_towards(role.master_address, port);
   const bool is_loopback = comm::resolve(towards, port).front().is_loopback();
   if (!is_loopback || !role.spans_machines) return towards;
   // Rank 0 of a job whose MASTER_ADDR is "localhost" there, as some schedulers have it.

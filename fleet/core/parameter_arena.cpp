@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <unordered_map>
 
@@ -45,11 +46,12 @@ torch::Tensor zeroed(int64_t numel, const torch::TensorOptions& options) {
   auto tensor = torch::empty({numel}, options);
   const auto bytes = static_cast<uintptr_t>(tensor.nbytes());
   if (tensor.device().is_cpu() && bytes >= 2 * kHugePage) {
-    const auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+    auto* const data = static_cast<std::byte*>(tensor.data_ptr());
+    const auto begin = reinterpret_cast<uintptr_t>(data);
     const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
     const uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
     // A hint: where it is refused, pages are small.
-    (void)::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    (void)::madvise(data + (first - begin), last - first, MADV_HUGEPAGE);
   }
   return tensor.zero_();
 }

@@ -11,6 +11,7 @@
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/plural.h"
 #include "fleet/data/global_batch.h"
+#include "fleet/data/position_differences.h"
 #include "fleet/data/split_mix.h"
 
 namespace fleet {
@@ -125,24 +126,19 @@ SamplerState ShardedSampler::state() const {
 
 void ShardedSampler::restore(const SamplerState& saved) {
   const SamplerState here = state();
-  std::vector<std::string> problems;
-  const auto compare = [&](const char* name, auto then, auto now) {
-    if (then != now) problems.push_back(format("{} was {} and is now {}", name, then, now));
-  };
-  compare("seed", saved.seed, here.seed);
-  compare("data set size", saved.dataset_size, here.dataset_size);
-  if (saved.dataset_size == here.dataset_size && saved.fingerprint != here.fingerprint)
-    problems.emplace_back("the samples are others");
-  compare("global batch (batch_size x ranks)", saved.global_batch, here.global_batch);
-  compare("shuffle", saved.shuffle, here.shuffle);
-  compare("drop_last", saved.drop_last, here.drop_last);
-  if (problems.empty() &&
+  PositionDifferences differences;
+  differences.compare("seed", saved.seed, here.seed);
+  differences.compare_samples("data set size", &SamplerState::dataset_size, saved, here);
+  differences.compare("global batch (batch_size x ranks)", saved.global_batch, here.global_batch);
+  differences.compare("shuffle", saved.shuffle, here.shuffle);
+  differences.compare("drop_last", saved.drop_last, here.drop_last);
+  if (differences.found().empty() &&
       (saved.epoch < 0 || saved.next_update < 0 || saved.next_update > updates_per_epoch_)) {
-    problems.push_back(format("update {} of epoch {} does not exist: an epoch has {} updates",
-                              saved.next_update, saved.epoch, updates_per_epoch_));
+    differences.add(format("update {} of epoch {} does not exist: an epoch has {} updates",
+                           saved.next_update, saved.epoch, updates_per_epoch_));
   }
-  if (!problems.empty()) {
-    throw UsageError::all("data", "the saved position does not fit this run", problems,
+  if (!differences.found().empty()) {
+    throw UsageError::all("data", "the saved position does not fit this run", differences.found(),
                           saved.global_batch == here.global_batch
                               ? "resume with the settings of the run that saved it"
                               : global_batch_advice(saved.global_batch, shard_.world_size));

@@ -173,7 +173,7 @@ torch::Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
   return tensor;
 }
 
-void SafetensorsFile::read_into(const SafetensorsEntry& entry, torch::Tensor target) const {
+void SafetensorsFile::read_into(const SafetensorsEntry& entry, const torch::Tensor& target) const {
   if (target.sizes() != at::IntArrayRef(entry.shape)) {
     throw Error("safetensors", format("'{}' of {} does not have the shape of its target",
                                       entry.name, path_.string()));

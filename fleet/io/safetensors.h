@@ -57,7 +57,7 @@ class SafetensorsFile {
 
   /// Into a tensor of the same shape and any type and device; without a copy in between where the
   /// file's bytes can go straight to their place.
-  void read_into(const SafetensorsEntry& entry, torch::Tensor target) const;
+  void read_into(const SafetensorsEntry& entry, const torch::Tensor& target) const;
 
  private:
   void read_bytes(const SafetensorsEntry& entry, void* out) const;

@@ -7,7 +7,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
@@ -270,27 +269,19 @@ Four add_norm_autograd(const Tensor& x, const OptionalTensor& residual,
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def(
+  register_fused_op(
+      library,
       "add_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float p, float eps, "
-      "int[] counter, bool rms=False, bool save_sum=False) -> (Tensor, Tensor, Tensor, Tensor)");
-  library.def(
+      "int[] counter, bool rms=False, bool save_sum=False) -> (Tensor, Tensor, Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kArguments}, add_norm_kernel,
+      {.meta = add_norm_meta, .autograd = add_norm_autograd});
+  register_fused_op(
+      library,
       "add_norm_backward(Tensor dy, Tensor saved, bool saved_is_output, Tensor mean, Tensor rstd, "
       "Tensor? weight, Tensor? bias, float p, int[] counter, ScalarType x_type, "
-      "bool wants_residual) -> (Tensor, Tensor, Tensor, Tensor)");
-  register_op("fleet::add_norm", {.randomness = OpProperties::Randomness::kArguments});
-  register_op("fleet::add_norm_backward", {.randomness = OpProperties::Randomness::kArguments});
-}
-TORCH_LIBRARY_IMPL(fleet, CPU, library) {
-  library.impl("add_norm", add_norm_kernel);
-  library.impl("add_norm_backward", add_norm_backward_kernel);
-}
-TORCH_LIBRARY_IMPL(fleet, Meta, library) {
-  library.impl("add_norm", add_norm_meta);
-  library.impl("add_norm_backward", add_norm_backward_meta);
-}
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
-  library.impl("add_norm", add_norm_autograd);
-  library.impl("add_norm_backward", torch::autograd::autogradNotImplementedFallback());
+      "bool wants_residual) -> (Tensor, Tensor, Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kArguments}, add_norm_backward_kernel,
+      {.meta = add_norm_backward_meta});
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
@@ -219,9 +218,8 @@ struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> 
     const auto saved = ctx->get_saved_variables();
     const bool has_residual = saved[1].defined();
     const auto [dx, dresidual, dweight, dbias] = batch_norm_relu_backward_op().call(
-        gradients[0], saved[0], has_residual ? OptionalTensor(saved[1]) : std::nullopt, saved[2],
-        saved[3], saved[4], saved[5], ctx->saved_data["training"].toBool(),
-        ctx->saved_data["relu"].toBool());
+        gradients[0], saved[0], if_defined(saved[1]), saved[2], saved[3], saved[4], saved[5],
+        ctx->saved_data["training"].toBool(), ctx->saved_data["relu"].toBool());
     variable_list result(10);
     result[0] = dx;
     if (has_residual) result[1] = dresidual;
@@ -250,39 +248,28 @@ Three batch_norm_relu_autograd(const Tensor& x, const OptionalTensor& residual,
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
   // The statistics are written, and not declared so: as with LibTorch's batch_norm.
-  library.def(
+  register_fused_op(
+      library,
       "batch_norm_relu(Tensor x, Tensor? residual, Tensor weight, Tensor bias, "
       "Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, "
-      "bool relu=True) -> (Tensor, Tensor, Tensor)");
-  library.def(
+      "bool relu=True) -> (Tensor, Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kNone}, batch_norm_relu_kernel,
+      {.meta = batch_norm_relu_meta, .autograd = batch_norm_relu_autograd});
+  register_fused_op(
+      library,
       "batch_norm_relu_backward(Tensor dy, Tensor x, Tensor? residual, Tensor weight, Tensor bias, "
-      "Tensor mean, Tensor rstd, bool training, bool relu) -> (Tensor, Tensor, Tensor, Tensor)");
-  register_op("fleet::batch_norm_relu", {.randomness = OpProperties::Randomness::kNone});
-  register_op("fleet::batch_norm_relu_backward", {.randomness = OpProperties::Randomness::kNone});
-}
-TORCH_LIBRARY_IMPL(fleet, CPU, library) {
-  library.impl("batch_norm_relu", batch_norm_relu_kernel);
-  library.impl("batch_norm_relu_backward", batch_norm_relu_backward_kernel);
-}
-TORCH_LIBRARY_IMPL(fleet, Meta, library) {
-  library.impl("batch_norm_relu", batch_norm_relu_meta);
-  library.impl("batch_norm_relu_backward", batch_norm_relu_backward_meta);
-}
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
-  library.impl("batch_norm_relu", batch_norm_relu_autograd);
-  library.impl("batch_norm_relu_backward", torch::autograd::autogradNotImplementedFallback());
+      "Tensor mean, Tensor rstd, bool training, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kNone}, batch_norm_relu_backward_kernel,
+      {.meta = batch_norm_relu_backward_meta});
 }
 
 }  // namespace
 
 Tensor batch_norm_relu(const Tensor& x, const Tensor& residual, const BatchNormTensors& norm,
                        const BatchNormReluOptions& options) {
-  const auto optional = [](const Tensor& t) {
-    return t.defined() ? OptionalTensor(t) : std::nullopt;
-  };
   return std::get<0>(batch_norm_relu_op().call(
-      x, optional(residual), norm.weight, norm.bias, optional(norm.running_mean),
-      optional(norm.running_var), options.training, options.momentum, options.eps, options.relu));
+      x, if_defined(residual), norm.weight, norm.bias, if_defined(norm.running_mean),
+      if_defined(norm.running_var), options.training, options.momentum, options.eps, options.relu));
 }
 
 }  // namespace fleet::ops

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
@@ -153,25 +152,16 @@ Tensor bias_gelu_autograd(const Tensor& x, const OptionalTensor& bias, double p,
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def(
-      "bias_gelu(Tensor x, Tensor? bias, float p, int[] counter, bool tanh=False) -> Tensor");
-  library.def(
-      "bias_gelu_backward(Tensor dy, Tensor x, Tensor? bias, float p, int[] counter, "
-      "bool tanh=False, bool recompute=False) -> (Tensor, Tensor, Tensor)");
-  register_op("fleet::bias_gelu", {.randomness = OpProperties::Randomness::kArguments});
-  register_op("fleet::bias_gelu_backward", {.randomness = OpProperties::Randomness::kArguments});
-}
-TORCH_LIBRARY_IMPL(fleet, CPU, library) {
-  library.impl("bias_gelu", bias_gelu_kernel);
-  library.impl("bias_gelu_backward", bias_gelu_backward_kernel);
-}
-TORCH_LIBRARY_IMPL(fleet, Meta, library) {
-  library.impl("bias_gelu", bias_gelu_meta);
-  library.impl("bias_gelu_backward", bias_gelu_backward_meta);
-}
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
-  library.impl("bias_gelu", bias_gelu_autograd);
-  library.impl("bias_gelu_backward", torch::autograd::autogradNotImplementedFallback());
+  register_fused_op(
+      library,
+      "bias_gelu(Tensor x, Tensor? bias, float p, int[] counter, bool tanh=False) -> Tensor",
+      {.randomness = OpProperties::Randomness::kArguments}, bias_gelu_kernel,
+      {.meta = bias_gelu_meta, .autograd = bias_gelu_autograd});
+  register_fused_op(library,
+                    "bias_gelu_backward(Tensor dy, Tensor x, Tensor? bias, float p, int[] counter, "
+                    "bool tanh=False, bool recompute=False) -> (Tensor, Tensor, Tensor)",
+                    {.randomness = OpProperties::Randomness::kArguments}, bias_gelu_backward_kernel,
+                    {.meta = bias_gelu_backward_meta});
 }
 
 }  // namespace

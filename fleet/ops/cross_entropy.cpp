@@ -133,15 +133,12 @@ Two cross_entropy_autograd(const Tensor& logits, const Tensor& labels, int64_t r
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def(
+  register_fused_op(
+      library,
       "cross_entropy(Tensor logits, Tensor labels, int reduction=1, int ignore_index=-100, "
-      "float label_smoothing=0., bool gradient=False) -> (Tensor, Tensor)");
-  register_op("fleet::cross_entropy", {.randomness = OpProperties::Randomness::kNone});
-}
-TORCH_LIBRARY_IMPL(fleet, CPU, library) { library.impl("cross_entropy", cross_entropy_kernel); }
-TORCH_LIBRARY_IMPL(fleet, Meta, library) { library.impl("cross_entropy", cross_entropy_meta); }
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
-  library.impl("cross_entropy", cross_entropy_autograd);
+      "float label_smoothing=0., bool gradient=False) -> (Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kNone}, cross_entropy_kernel,
+      {.meta = cross_entropy_meta, .autograd = cross_entropy_autograd});
 }
 
 int64_t reduction_of(CrossEntropyOptions::Reduction reduction) {

@@ -70,12 +70,10 @@ Tensor dropout_autograd(const Tensor& x, double p, c10::IntArrayRef counter) {
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def("dropout(Tensor x, float p, int[] counter) -> Tensor");
-  register_op("fleet::dropout", {.randomness = OpProperties::Randomness::kArguments});
+  register_fused_op(library, "dropout(Tensor x, float p, int[] counter) -> Tensor",
+                    {.randomness = OpProperties::Randomness::kArguments}, dropout_kernel,
+                    {.meta = dropout_meta, .autograd = dropout_autograd});
 }
-TORCH_LIBRARY_IMPL(fleet, CPU, library) { library.impl("dropout", dropout_kernel); }
-TORCH_LIBRARY_IMPL(fleet, Meta, library) { library.impl("dropout", dropout_meta); }
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) { library.impl("dropout", dropout_autograd); }
 
 }  // namespace
 

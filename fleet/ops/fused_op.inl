@@ -2,12 +2,13 @@
 #pragma once
 
 // No public header: it includes much of LibTorch. What the fused ops share: which tensors have
-// kernels, and how an op of Fleet is called.
+// kernels, and how an op of Fleet is registered and called.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -79,6 +80,41 @@ c10::TypedOperatorHandle<Signature> fleet_op(const char* name) {
   return c10::Dispatcher::singleton()
       .findSchemaOrThrow((std::string("fleet::") + name).c_str(), "")
       .typed<Signature>();
+}
+
+/// What the dispatcher calls for an op beside its kernel on the CPU.
+template <typename Signature>
+struct FusedOpFunctions {
+  Signature* meta;                // the shapes of its results
+  Signature* autograd = nullptr;  // null: a backward, which has no gradient of its own
+  Signature* autocast = nullptr;  // null: it is called with the types that come
+};
+
+/// Registers an op of namespace `fleet` with LibTorch's dispatcher and with the tape.
+///
+///   TORCH_LIBRARY_FRAGMENT(fleet, library) {
+///     register_fused_op(library, "twice(Tensor x) -> Tensor",
+///                       {.randomness = OpProperties::Randomness::kNone}, twice_kernel,
+///                       {.meta = twice_meta, .autograd = twice_autograd});
+///   }
+template <typename Signature>
+void register_fused_op(torch::Library& library, const std::string& schema,
+                       const OpProperties& properties, Signature* kernel,
+                       const std::type_identity_t<FusedOpFunctions<Signature>>& functions) {
+  const auto name = schema.substr(0, schema.find('('));
+  const auto implement = [&](c10::DispatchKey key, auto&& function) {
+    library.impl(name.c_str(), torch::dispatch(key, std::forward<decltype(function)>(function)));
+  };
+  library.def(schema.c_str());
+  implement(c10::DispatchKey::CPU, kernel);
+  implement(c10::DispatchKey::Meta, functions.meta);
+  if (functions.autograd) {
+    implement(c10::DispatchKey::Autograd, functions.autograd);
+  } else {
+    implement(c10::DispatchKey::Autograd, torch::autograd::autogradNotImplementedFallback());
+  }
+  if (functions.autocast) implement(c10::DispatchKey::AutocastCPU, functions.autocast);
+  register_op("fleet::" + name, properties);
 }
 
 }  // namespace fleet::ops

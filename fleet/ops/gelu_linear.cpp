@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "fleet/core/text/format.h"
 #include "fleet/ops/bias_gelu_ops.inl"
@@ -108,18 +107,15 @@ double gelu_linear_flops(const std::vector<Tensor>& arguments, double result) {
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def(
-      "gelu_linear(Tensor x, Tensor? bias, Tensor weight, Tensor? out_bias, float p, int[] "
-      "counter, "
-      "bool tanh=False) -> Tensor");
-  register_op("fleet::gelu_linear",
-              {.randomness = OpProperties::Randomness::kArguments, .flops = gelu_linear_flops});
-}
-TORCH_LIBRARY_IMPL(fleet, CPU, library) { library.impl("gelu_linear", gelu_linear_kernel); }
-TORCH_LIBRARY_IMPL(fleet, Meta, library) { library.impl("gelu_linear", gelu_linear_meta); }
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) { library.impl("gelu_linear", gelu_linear_autograd); }
-TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) {
-  library.impl("gelu_linear", gelu_linear_autocast);
+  register_fused_op(
+      library,
+      "gelu_linear(Tensor x, Tensor? bias, Tensor weight, Tensor? out_bias, float p, "
+      "int[] counter, bool tanh=False) -> Tensor",
+      {.randomness = OpProperties::Randomness::kArguments, .flops = gelu_linear_flops},
+      gelu_linear_kernel,
+      {.meta = gelu_linear_meta,
+       .autograd = gelu_linear_autograd,
+       .autocast = gelu_linear_autocast});
 }
 
 }  // namespace

@@ -209,24 +209,16 @@ double linear_cross_entropy_flops(const std::vector<Tensor>& arguments, double /
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def(
+  register_fused_op(
+      library,
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor labels, "
       "int ignore_index=-100, float label_smoothing=0., int chunk_rows=0, bool gradients=False) "
-      "-> (Tensor, Tensor, Tensor, Tensor)");
-  register_op("fleet::linear_cross_entropy",
-              {.randomness = OpProperties::Randomness::kNone, .flops = linear_cross_entropy_flops});
-}
-TORCH_LIBRARY_IMPL(fleet, CPU, library) {
-  library.impl("linear_cross_entropy", linear_cross_entropy_kernel);
-}
-TORCH_LIBRARY_IMPL(fleet, Meta, library) {
-  library.impl("linear_cross_entropy", linear_cross_entropy_meta);
-}
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
-  library.impl("linear_cross_entropy", linear_cross_entropy_autograd);
-}
-TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) {
-  library.impl("linear_cross_entropy", linear_cross_entropy_autocast);
+      "-> (Tensor, Tensor, Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kNone, .flops = linear_cross_entropy_flops},
+      linear_cross_entropy_kernel,
+      {.meta = linear_cross_entropy_meta,
+       .autograd = linear_cross_entropy_autograd,
+       .autocast = linear_cross_entropy_autocast});
 }
 
 }  // namespace

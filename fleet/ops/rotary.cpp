@@ -97,12 +97,11 @@ Tensor rotary_autograd(const Tensor& x, const Tensor& cos, const Tensor& sin, bo
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def("rotary(Tensor x, Tensor cos, Tensor sin, bool reverse=False) -> Tensor");
-  register_op("fleet::rotary", {.randomness = OpProperties::Randomness::kNone});
+  register_fused_op(library,
+                    "rotary(Tensor x, Tensor cos, Tensor sin, bool reverse=False) -> Tensor",
+                    {.randomness = OpProperties::Randomness::kNone}, rotary_kernel,
+                    {.meta = rotary_meta, .autograd = rotary_autograd});
 }
-TORCH_LIBRARY_IMPL(fleet, CPU, library) { library.impl("rotary", rotary_kernel); }
-TORCH_LIBRARY_IMPL(fleet, Meta, library) { library.impl("rotary", rotary_meta); }
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) { library.impl("rotary", rotary_autograd); }
 
 }  // namespace
 

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/silu.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
@@ -100,22 +99,12 @@ Tensor swiglu_autograd(const Tensor& x) {
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def("swiglu(Tensor x) -> Tensor");
-  library.def("swiglu_backward(Tensor dy, Tensor x) -> Tensor");
-  register_op("fleet::swiglu", {.randomness = OpProperties::Randomness::kNone});
-  register_op("fleet::swiglu_backward", {.randomness = OpProperties::Randomness::kNone});
-}
-TORCH_LIBRARY_IMPL(fleet, CPU, library) {
-  library.impl("swiglu", swiglu_kernel);
-  library.impl("swiglu_backward", swiglu_backward_kernel);
-}
-TORCH_LIBRARY_IMPL(fleet, Meta, library) {
-  library.impl("swiglu", swiglu_meta);
-  library.impl("swiglu_backward", swiglu_backward_meta);
-}
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
-  library.impl("swiglu", swiglu_autograd);
-  library.impl("swiglu_backward", torch::autograd::autogradNotImplementedFallback());
+  register_fused_op(library, "swiglu(Tensor x) -> Tensor",
+                    {.randomness = OpProperties::Randomness::kNone}, swiglu_kernel,
+                    {.meta = swiglu_meta, .autograd = swiglu_autograd});
+  register_fused_op(library, "swiglu_backward(Tensor dy, Tensor x) -> Tensor",
+                    {.randomness = OpProperties::Randomness::kNone}, swiglu_backward_kernel,
+                    {.meta = swiglu_backward_meta});
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
@@ -289,30 +288,21 @@ double attention_flops(const std::vector<Tensor>& arguments, double /*result*/) 
 }
 
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  library.def(
+  register_fused_op(
+      library,
       "attention(Tensor q, Tensor k, Tensor v, Tensor? keys, Tensor? bias, bool causal, float p, "
-      "float scale, int[] counter) -> (Tensor, Tensor)");
-  library.def(
+      "float scale, int[] counter) -> (Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kArguments, .flops = attention_flops},
+      attention_kernel,
+      {.meta = attention_meta, .autograd = attention_autograd, .autocast = attention_autocast});
+  register_fused_op(
+      library,
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? keys, Tensor? bias, bool causal, float p, float scale, int[] counter) "
-      "-> (Tensor, Tensor, Tensor)");
-  register_op("fleet::attention",
-              {.randomness = OpProperties::Randomness::kArguments, .flops = attention_flops});
-  register_op("fleet::attention_backward", {.randomness = OpProperties::Randomness::kArguments});
+      "-> (Tensor, Tensor, Tensor)",
+      {.randomness = OpProperties::Randomness::kArguments}, attention_backward_kernel,
+      {.meta = attention_backward_meta});
 }
-TORCH_LIBRARY_IMPL(fleet, CPU, library) {
-  library.impl("attention", attention_kernel);
-  library.impl("attention_backward", attention_backward_kernel);
-}
-TORCH_LIBRARY_IMPL(fleet, Meta, library) {
-  library.impl("attention", attention_meta);
-  library.impl("attention_backward", attention_backward_meta);
-}
-TORCH_LIBRARY_IMPL(fleet, Autograd, library) {
-  library.impl("attention", attention_autograd);
-  library.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
-}
-TORCH_LIBRARY_IMPL(fleet, AutocastCPU, library) { library.impl("attention", attention_autocast); }
 
 }  // namespace
 

@@ -42,12 +42,12 @@ Adam::Adam(std::string_view name, ModelHandle model, const AdamOptions& options,
 
 void Adam::prepare() { corrections_.set(span_updates(), options_.beta1, options_.beta2); }
 
-void Adam::apply(const FusedSlice& run) {
-  const auto& of = settings_[run.span];
-  const auto& correction = corrections_[run.span];
+void Adam::apply(const FusedSlice& slice) {
+  const auto& of = settings_[slice.span];
+  const auto& correction = corrections_[slice.span];
   const double lr = lr_ * of.lr_scale;
   ops::update_kernels().adam(
-      {.gradient_scale = run.gradient_scale,
+      {.gradient_scale = slice.gradient_scale,
        .l2 = static_cast<float>(decoupled_ ? 0 : of.weight_decay),
        .decay_factor = static_cast<float>(decoupled_ ? 1 - lr * of.weight_decay : 1),
        .beta1 = static_cast<float>(options_.beta1),
@@ -57,24 +57,24 @@ void Adam::apply(const FusedSlice& run) {
        .step = static_cast<float>(lr / correction.first),
        .root_correction = static_cast<float>(1 / std::sqrt(correction.second)),
        .epsilon = static_cast<float>(options_.epsilon)},
-      run.value, run.gradient, run.state[0], run.state[1], run.length, run.low);
+      slice.value, slice.gradient, slice.state[0], slice.state[1], slice.length, slice.low);
 }
 
-void Adam::apply(ParameterSlice& whole) {
-  const auto& of = settings_[whole.span];
-  const auto& correction = corrections_[whole.span];
+void Adam::apply(ParameterSlice& slice) {
+  const auto& of = settings_[slice.span];
+  const auto& correction = corrections_[slice.span];
   const double lr = lr_ * of.lr_scale;
-  auto& moment1 = whole.state[0];
-  auto& moment2 = whole.state[1];
+  auto& moment1 = slice.state[0];
+  auto& moment2 = slice.state[1];
   if (decoupled_) {
-    whole.value.mul_(1 - lr * of.weight_decay);
+    slice.value.mul_(1 - lr * of.weight_decay);
   } else {
-    whole.gradient.add_(whole.value, of.weight_decay);
+    slice.gradient.add_(slice.value, of.weight_decay);
   }
-  moment1.mul_(options_.beta1).add_(whole.gradient, 1 - options_.beta1);
-  moment2.mul_(options_.beta2).addcmul_(whole.gradient, whole.gradient, 1 - options_.beta2);
+  moment1.mul_(options_.beta1).add_(slice.gradient, 1 - options_.beta1);
+  moment2.mul_(options_.beta2).addcmul_(slice.gradient, slice.gradient, 1 - options_.beta2);
   const auto denominator = moment2.sqrt().div_(std::sqrt(correction.second)).add_(options_.epsilon);
-  whole.value.addcdiv_(moment1, denominator, -lr / correction.first);
+  slice.value.addcdiv_(moment1, denominator, -lr / correction.first);
 }
 
 }  // namespace fleet::optim

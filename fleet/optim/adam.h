@@ -33,8 +33,8 @@ class Adam : public Optimizer {
   std::vector<std::string> state_names() const override { return {"moment1", "moment2"}; }
   bool counts_updates() const override { return true; }
   void prepare() override;
-  void apply(const FusedSlice& run) override;
-  void apply(ParameterSlice& whole) override;
+  void apply(const FusedSlice& slice) override;
+  void apply(ParameterSlice& slice) override;
 
   AdamOptions options_;
   bool decoupled_ = false;

@@ -95,9 +95,10 @@ ops::LambStep Lamb::step_of(size_t span, double gradient_scale) const {
           .epsilon = static_cast<float>(options_.epsilon)};
 }
 
-ops::SquareSums Lamb::measure(const FusedSlice& run) {
-  return ops::update_kernels().lamb_moments(step_of(run.span, run.gradient_scale), run.value,
-                                            run.gradient, run.state[0], run.state[1], run.length);
+ops::SquareSums Lamb::measure(const FusedSlice& slice) {
+  return ops::update_kernels().lamb_moments(step_of(slice.span, slice.gradient_scale), slice.value,
+                                            slice.gradient, slice.state[0], slice.state[1],
+                                            slice.length);
 }
 
 double lamb_ratio(const LambRule& rule, double value_norm, double update_norm) {
@@ -115,24 +116,24 @@ double Lamb::rate_of(size_t span) const {
   return lr_ * settings_[span].lr_scale * correction_of(span).step * ratio(span);
 }
 
-void Lamb::apply(const FusedSlice& run) {
-  ops::update_kernels().lamb_apply(step_of(run.span, run.gradient_scale),
-                                   static_cast<float>(rate_of(run.span)), run.value, run.state[0],
-                                   run.state[1], run.length, run.low);
+void Lamb::apply(const FusedSlice& slice) {
+  ops::update_kernels().lamb_apply(step_of(slice.span, slice.gradient_scale),
+                                   static_cast<float>(rate_of(slice.span)), slice.value,
+                                   slice.state[0], slice.state[1], slice.length, slice.low);
 }
 
-void Lamb::apply(ParameterSlice& whole) {
-  auto& moment1 = whole.state[0];
-  auto& moment2 = whole.state[1];
-  moment1.mul_(options_.beta1).add_(whole.gradient, 1 - options_.beta1);
-  moment2.mul_(options_.beta2).addcmul_(whole.gradient, whole.gradient, 1 - options_.beta2);
-  const auto correction = correction_of(whole.span);
+void Lamb::apply(ParameterSlice& slice) {
+  auto& moment1 = slice.state[0];
+  auto& moment2 = slice.state[1];
+  moment1.mul_(options_.beta1).add_(slice.gradient, 1 - options_.beta1);
+  moment2.mul_(options_.beta2).addcmul_(slice.gradient, slice.gradient, 1 - options_.beta2);
+  const auto correction = correction_of(slice.span);
   const auto denominator = moment2.sqrt().mul_(correction.root).add_(options_.epsilon);
   const auto update = (moment1 / denominator)
                           .mul_(correction.first)
-                          .add_(whole.value, settings_[whole.span].weight_decay);
-  set_trust(whole.span, whole.value.norm().item<double>(), update.norm().item<double>());
-  whole.value.sub_(update, rate_of(whole.span));
+                          .add_(slice.value, settings_[slice.span].weight_decay);
+  set_trust(slice.span, slice.value.norm().item<double>(), update.norm().item<double>());
+  slice.value.sub_(update, rate_of(slice.span));
 }
 
 }  // namespace fleet::optim

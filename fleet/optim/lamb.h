@@ -73,10 +73,10 @@ class Lamb : public Optimizer {
   void adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
   void prepare() override;
   bool has_trust_ratio() const override { return true; }
-  ops::SquareSums measure(const FusedSlice& run) override;
+  ops::SquareSums measure(const FusedSlice& slice) override;
   double trust(size_t span, double value_norm, double update_norm) override;
-  void apply(const FusedSlice& run) override;
-  void apply(ParameterSlice& whole) override;
+  void apply(const FusedSlice& slice) override;
+  void apply(ParameterSlice& slice) override;
   ops::LambStep step_of(size_t span, double gradient_scale) const;
   double rate_of(size_t span) const;
   LambCorrection correction_of(size_t span) const {

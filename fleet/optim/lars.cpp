@@ -66,12 +66,12 @@ void Lars::adjust_settings(const ParameterArena& arena, std::vector<SpanSettings
 
 void Lars::prepare() { skips_decay_.assign(settings_.size(), false); }
 
-ops::SquareSums Lars::measure(const FusedSlice& run) {
-  if (!settings_[run.span].use_trust_ratio) return {0, 0};
+ops::SquareSums Lars::measure(const FusedSlice& slice) {
+  if (!settings_[slice.span].use_trust_ratio) return {0, 0};
   const auto square_sum = ops::update_kernels().square_sum;
-  const double scale = run.gradient_scale;
-  return {.value = square_sum(run.value, run.length),
-          .update = gradient_square_sum(run) * scale * scale};
+  const double scale = slice.gradient_scale;
+  return {.value = square_sum(slice.value, slice.length),
+          .update = gradient_square_sum(slice) * scale * scale};
 }
 
 LarsRatio lars_ratio(const LarsOptions& options, const LarsRates& rates, double value_norm,
@@ -103,25 +103,26 @@ Lars::Factors Lars::factors(size_t span) const {
           .outer = inside ? 1 : lr};
 }
 
-void Lars::apply(const FusedSlice& run) {
-  const auto of = factors(run.span);
-  ops::update_kernels().momentum({.gradient_scale = run.gradient_scale,
+void Lars::apply(const FusedSlice& slice) {
+  const auto of = factors(slice.span);
+  ops::update_kernels().momentum({.gradient_scale = slice.gradient_scale,
                                   .weight_decay = static_cast<float>(of.decay),
                                   .momentum = static_cast<float>(options_.momentum),
                                   .inner = static_cast<float>(of.inner),
                                   .outer = static_cast<float>(of.outer),
                                   .nesterov = options_.use_nesterov},
-                                 run.value, run.gradient, run.state[0], run.length, run.low);
+                                 slice.value, slice.gradient, slice.state[0], slice.length,
+                                 slice.low);
 }
 
-void Lars::apply(ParameterSlice& whole) {
-  set_trust(whole.span, whole.value.norm().item<double>(), whole.gradient.norm().item<double>());
-  const auto of = factors(whole.span);
-  const auto d = (whole.gradient + whole.value * of.decay) * of.inner;
-  auto& velocity = whole.state[0];
+void Lars::apply(ParameterSlice& slice) {
+  set_trust(slice.span, slice.value.norm().item<double>(), slice.gradient.norm().item<double>());
+  const auto of = factors(slice.span);
+  const auto d = (slice.gradient + slice.value * of.decay) * of.inner;
+  auto& velocity = slice.state[0];
   velocity.mul_(options_.momentum).add_(d);
   const auto direction = options_.use_nesterov ? d + velocity * options_.momentum : velocity;
-  whole.value.sub_(direction * of.outer);
+  slice.value.sub_(direction * of.outer);
 }
 
 }  // namespace fleet::optim

@@ -65,10 +65,10 @@ class Lars : public Optimizer {
   void adjust_settings(const ParameterArena& arena, std::vector<SpanSettings>& settings) override;
   void prepare() override;
   bool has_trust_ratio() const override { return true; }
-  ops::SquareSums measure(const FusedSlice& run) override;
+  ops::SquareSums measure(const FusedSlice& slice) override;
   double trust(size_t span, double value_norm, double gradient_norm) override;
-  void apply(const FusedSlice& run) override;
-  void apply(ParameterSlice& whole) override;
+  void apply(const FusedSlice& slice) override;
+  void apply(ParameterSlice& slice) override;
   /// v = momentum v + inner (g + decay p);  p -= outer v
   struct Factors {
     double decay = 0;

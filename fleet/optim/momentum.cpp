@@ -21,24 +21,25 @@ Momentum::Momentum(ModelHandle model, const MomentumOptions& options)
   throw_if_any("Momentum", problems);
 }
 
-void Momentum::apply(const FusedSlice& run) {
-  const auto& of = settings_[run.span];
-  ops::update_kernels().momentum({.gradient_scale = run.gradient_scale,
+void Momentum::apply(const FusedSlice& slice) {
+  const auto& of = settings_[slice.span];
+  ops::update_kernels().momentum({.gradient_scale = slice.gradient_scale,
                                   .weight_decay = static_cast<float>(of.weight_decay),
                                   .momentum = static_cast<float>(options_.momentum),
                                   .inner = 1,
                                   .outer = static_cast<float>(lr_ * of.lr_scale),
                                   .nesterov = options_.use_nesterov},
-                                 run.value, run.gradient, run.state[0], run.length, run.low);
+                                 slice.value, slice.gradient, slice.state[0], slice.length,
+                                 slice.low);
 }
 
-void Momentum::apply(ParameterSlice& whole) {
-  const auto& of = settings_[whole.span];
-  const auto d = whole.gradient + whole.value * of.weight_decay;
-  auto& velocity = whole.state[0];
+void Momentum::apply(ParameterSlice& slice) {
+  const auto& of = settings_[slice.span];
+  const auto d = slice.gradient + slice.value * of.weight_decay;
+  auto& velocity = slice.state[0];
   velocity.mul_(options_.momentum).add_(d);
   const auto direction = options_.use_nesterov ? d + velocity * options_.momentum : velocity;
-  whole.value.sub_(direction * (lr_ * of.lr_scale));
+  slice.value.sub_(direction * (lr_ * of.lr_scale));
 }
 
 }  // namespace fleet::optim

@@ -25,8 +25,8 @@ class Momentum : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {"velocity"}; }
-  void apply(const FusedSlice& run) override;
-  void apply(ParameterSlice& whole) override;
+  void apply(const FusedSlice& slice) override;
+  void apply(ParameterSlice& slice) override;
 
   MomentumOptions options_;
 };

@@ -21,6 +21,7 @@ struct NamedRule {
 template <typename Rules>
 std::vector<std::string_view> names_of(const Rules& rules) {
   std::vector<std::string_view> names;
+  names.reserve(rules.size());
   for (const auto& item : rules) names.push_back(item.name);
   return names;
 }

@@ -52,6 +52,7 @@ bool is_known(const std::vector<NamedParameter>& parameters, const std::string& 
 void find_unknown(std::string_view what, const std::vector<NamedParameter>& parameters,
                   const std::vector<std::string>& parts, std::vector<std::string>& problems) {
   std::vector<std::string> names;
+  names.reserve(parameters.size());
   for (const auto& parameter : parameters) names.push_back(parameter.names.front());
   for (const auto& part : parts) {
     if (is_known(parameters, part)) continue;
@@ -159,6 +160,7 @@ std::vector<bool> excluded_from_decay(std::string_view area, const ModelHandle* 
   }
   rules.emplace_back([&](const NamedParameter& parameter) { return holds_any(parameter, parts); });
   std::vector<bool> result;
+  result.reserve(parameters.size());
   for (const auto& parameter : parameters) {
     result.push_back(std::ranges::any_of(
         rules, [&](const IsExcluded& is_excluded) { return is_excluded(parameter); }));

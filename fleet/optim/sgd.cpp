@@ -16,17 +16,17 @@ SGD::SGD(ModelHandle model, const SgdOptions& options)
   throw_if_any("SGD", problems);
 }
 
-void SGD::apply(const FusedSlice& run) {
-  const auto& of = settings_[run.span];
-  ops::update_kernels().sgd({.gradient_scale = run.gradient_scale,
+void SGD::apply(const FusedSlice& slice) {
+  const auto& of = settings_[slice.span];
+  ops::update_kernels().sgd({.gradient_scale = slice.gradient_scale,
                              .weight_decay = static_cast<float>(of.weight_decay),
                              .lr = static_cast<float>(lr_ * of.lr_scale)},
-                            run.value, run.gradient, run.length, run.low);
+                            slice.value, slice.gradient, slice.length, slice.low);
 }
 
-void SGD::apply(ParameterSlice& whole) {
-  const auto& of = settings_[whole.span];
-  whole.value.sub_((whole.gradient + whole.value * of.weight_decay) * (lr_ * of.lr_scale));
+void SGD::apply(ParameterSlice& slice) {
+  const auto& of = settings_[slice.span];
+  slice.value.sub_((slice.gradient + slice.value * of.weight_decay) * (lr_ * of.lr_scale));
 }
 
 }  // namespace fleet::optim

@@ -21,8 +21,8 @@ class SGD : public Optimizer {
 
  private:
   std::vector<std::string> state_names() const override { return {}; }
-  void apply(const FusedSlice& run) override;
-  void apply(ParameterSlice& whole) override;
+  void apply(const FusedSlice& slice) override;
+  void apply(ParameterSlice& slice) override;
 };
 
 }  // namespace fleet::optim

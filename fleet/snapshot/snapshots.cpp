@@ -95,7 +95,7 @@ void Snapshots::join() {
                                    contents_.progress(), batch(), epoch()));
 }
 
-// Only where those who come can begin their loop as the others go on with theirs.
+// Only at a point where the loop of an admitted rank can begin and those of the others continue.
 void Snapshots::admit_ranks() {
   const auto& group = contents_.comm()->elastic();
   if (!group || std::ssize(group->present()) == group->size()) return;

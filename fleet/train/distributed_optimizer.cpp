@@ -7,7 +7,6 @@
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
-#include "fleet/core/text/format.h"
 #include "fleet/core/torch/interception.h"
 #include "fleet/optim/passes/gradient_health.h"
 #include "fleet/snapshot/hand_over.h"
@@ -243,14 +242,7 @@ UpdateReport DistributedOptimizer::minimize_samples(const BatchShape& batch,
                 "drop the last short batch");
   }
   s.window.check_closed();
-  const auto micro_batches = std::ssize(s.retry.split(batch));
-  if (micro_batches > 1 && !batch.can_slice) {
-    throw Error("gradient_merge",
-                format("this batch of {} samples is to be split into {} micro-batches, and its "
-                       "type has no slice(begin, end)",
-                       batch.samples, micro_batches),
-                "give it slice(), or call minimize(closure) once per micro-batch");
-  }
+  const auto micro_batches = s.retry.count(batch);
   return report_of_call([&](UpdateReport& report) {
     s.check_equal_micro_batches(micro_batches);
     s.sample_offsets.open(batch.samples, s.is_local());
@@ -278,14 +270,7 @@ UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOpti
   s.window.drop_if_cleared();
   const auto work = [&](UpdateReport& report) {
     const auto scopes = std::exchange(s.window.forward, nullptr);
-    const auto names = s.forward_strategies();
-    if (!scopes && !names.empty()) {
-      throw Error("backward",
-                  format("the strategy has {}, and the forward of this loss was outside of their "
-                         "scope",
-                         names),
-                  "compute each loss inside `const auto scope = optimizer.forward();`");
-    }
+    if (!scopes) s.check_needs_no_scope();
     s.window.begin_for_backward();
     if (scopes) {
       scopes->end();

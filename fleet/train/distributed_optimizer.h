@@ -33,25 +33,6 @@ struct GradientHealth;
 }
 class ForwardScopes;
 
-/// A batch that knows how many samples it has.
-template <typename B>
-concept Batchlike = requires(const B& batch) {
-  { batch.size() } -> std::convertible_to<int64_t>;
-};
-
-/// One that tells the weights of the terms of its loss (LossTerms), in their order: masked tokens
-/// and samples, say. Then gradient merge does not have to find them out.
-template <typename B>
-concept WeightedBatch = Batchlike<B> && requires(const B& batch) {
-  { batch.loss_weights() } -> std::convertible_to<std::vector<double>>;
-};
-
-/// One that it can also split, for gradient merge.
-template <typename B>
-concept Sliceable = Batchlike<B> && requires(const B& batch, int64_t i) {
-  { batch.slice(i, i) } -> std::convertible_to<B>;
-};
-
 /// Trains one model as a strategy says; the one place where strategies meet. Made by
 /// `distributed_optimizer`.
 ///
@@ -224,9 +205,11 @@ class DistributedOptimizer::ForwardScope {
 /// Turns an optimizer into a distributed one, prints the strategy in force, and gives all ranks the
 /// parameters and buffers of rank 0. The model must not be moved, converted or loaded afterwards.
 ///
-///   auto optimizer = fleet::distributed_optimizer(fleet::optim::Momentum(net, {.lr = 0.1}),
-///   strategy); for (const auto& batch : data)
+///   fleet::optim::Momentum momentum(net, {.lr = 0.1});
+///   auto optimizer = fleet::distributed_optimizer(std::move(momentum), strategy);
+///   for (const auto& batch : data) {
 ///     optimizer.minimize(batch, [&](const auto& b) { return loss_of(net(b.data), b.target); });
+///   }
 DistributedOptimizer distributed_optimizer(std::unique_ptr<optim::Optimizer> optimizer,
                                            const DistributedStrategy& strategy = {});
 

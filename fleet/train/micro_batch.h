@@ -1,10 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <vector>
 
 namespace fleet {
+
+/// A batch that knows how many samples it has.
+template <typename B>
+concept Batchlike = requires(const B& batch) {
+  { batch.size() } -> std::convertible_to<int64_t>;
+};
+
+/// One that tells the weights of the terms of its loss (LossTerms), in their order: masked tokens
+/// and samples, say. Then gradient merge does not have to find them out.
+template <typename B>
+concept WeightedBatch = Batchlike<B> && requires(const B& batch) {
+  { batch.loss_weights() } -> std::convertible_to<std::vector<double>>;
+};
+
+/// One that it can also split, for gradient merge.
+template <typename B>
+concept Sliceable = Batchlike<B> && requires(const B& batch, int64_t i) {
+  { batch.slice(i, i) } -> std::convertible_to<B>;
+};
 
 /// What is known of the batch of a call before its first forward.
 struct BatchShape {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a batch add up to the whole, also where tokens are spread unevenly.
+// Micro-batches add up to the batch, also where tokens are spread unevenly.
 #include <mutex>
 
 #include <gtest/gtest.h>
@@ -57,19 +57,19 @@ std::vector<torch::Tensor> gradients(const Model& model) {
 std::vector<WeightedLoss> terms_of(const LossTerms& loss) { return loss.terms; }
 std::vector<WeightedLoss> terms_of(const WeightedLoss& loss) { return {loss}; }
 
-// Each term of a part, divided by its weight in the whole batch.
+// Each term of a micro-batch, divided by its weight in the whole batch.
 template <typename Model, typename Batch>
-void expect_parts_make_the_whole(const Model& model, const Batch& batch,
-                                 const std::vector<int64_t>& borders) {
+void expect_slices_add_up(const Model& model, const Batch& batch,
+                          const std::vector<int64_t>& borders) {
   const auto whole = model.loss(batch);
   whole.mean().backward();
   const auto expected = gradients(model);
   double sum = 0;
   std::vector<double> weights(terms_of(whole).size(), 0);
   for (size_t i = 0; i + 1 < borders.size(); ++i) {
-    const auto part = batch.slice(borders[i], borders[i + 1]);
-    EXPECT_EQ(part.size(), borders[i + 1] - borders[i]);
-    const auto terms = terms_of(model.loss(part));
+    const auto micro_batch = batch.slice(borders[i], borders[i + 1]);
+    EXPECT_EQ(micro_batch.size(), borders[i + 1] - borders[i]);
+    const auto terms = terms_of(model.loss(micro_batch));
     ASSERT_EQ(terms.size(), weights.size());
     for (size_t t = 0; t < terms.size(); ++t) {
       const auto loss = terms[t].sum / terms_of(whole)[t].weight;
@@ -86,13 +86,13 @@ void expect_parts_make_the_whole(const Model& model, const Batch& batch,
   }
 }
 
-TEST(BertBatchTest, PartsMakeTheWhole) {
+TEST(BertBatchTest, SlicesAddUpToTheBatch) {
   const auto model = small_bert();
   const auto batch = synthetic_batch(model.options(), 7, 11, 40);
-  expect_parts_make_the_whole(model, batch, {0, 2, 3, 7});
+  expect_slices_add_up(model, batch, {0, 2, 3, 7});
 }
 
-// The whole way: `minimize` cuts the batch, weighs the parts and adds them up.
+// The same in `minimize`: it splits the batch, and weights and adds up the micro-batches.
 TEST(BertBatchTest, GradientMergeMakesTheSameUpdate) {
   const auto trained = [](const DistributedStrategy& strategy) {
     auto model = small_bert();
@@ -196,7 +196,7 @@ TEST(BertBatchTest, APartWithoutMaskedTokensCountsToo) {
   batch.masked_positions = batch.masked_positions.masked_select(is_kept).flip(0);  // any order
   batch.masked_labels = batch.masked_labels.masked_select(is_kept).flip(0);
   EXPECT_EQ(batch.slice(0, 2).masked_labels.size(0), 0);
-  expect_parts_make_the_whole(model, batch, {0, 2, 3, 4});
+  expect_slices_add_up(model, batch, {0, 2, 3, 4});
 }
 
 TEST(BertBatchTest, CountsPositionsFromTheFirstSampleOfThePart) {
@@ -248,12 +248,12 @@ TEST(BertTest, PaddingChangesNothing) {
   EXPECT_NEAR(model.loss(batch).mean().item<double>(), before, 1e-12);
 }
 
-TEST(TransformerBatchTest, PartsMakeTheWhole) {
+TEST(TransformerBatchTest, SlicesAddUpToTheBatch) {
   const auto model = small_transformer();
   const auto batch = synthetic_batch(model.options(), 7, 11, 12);
   ASSERT_NE(batch.slice(0, 2).target_mask.sum().item<int64_t>() * 7,
             batch.target_mask.sum().item<int64_t>() * 2);  // uneven
-  expect_parts_make_the_whole(model, batch, {0, 2, 3, 7});
+  expect_slices_add_up(model, batch, {0, 2, 3, 7});
 }
 
 TEST(TransformerTest, SeesNeitherPaddingNorWhatComesLater) {

@@ -135,8 +135,8 @@ TEST(AppsTest, TransformerLearnsAndPrintsTheGuidesLines) {
   EXPECT_GT(right[0], 0.1) << "64 words: guessing gives 0.02";
 }
 
-// The loop of the ready programs stops in the middle of an epoch, and goes on there.
-TEST(AppsTest, SigtermSavesAndTheSameCommandGoesOn) {
+// The loop of the ready programs stops in the middle of an epoch, and resumes there.
+TEST(AppsTest, SigtermSavesAndTheSameCommandResumes) {
   const TemporaryFolder folder;
   const auto command =
       joined({"--nproc_per_node=2", beside("bert")},

@@ -36,7 +36,7 @@ std::vector<float> resized(const PixelArea& area, const ImageCrop& crop,
   return out;
 }
 
-// The definition, without any thrift: every input pixel is weighed for every output pixel.
+// The definition, without regard to speed: every input pixel has a weight for every output pixel.
 double reference(const PixelArea& area, const ImageCrop& crop, int64_t size, int64_t x, int64_t y,
                  int64_t c) {
   const auto weight = [&](double begin, double extent, int64_t out, int64_t in) {

@@ -34,7 +34,7 @@ namespace {
 using launch::eventually;
 using testing::error_message_of;
 
-constexpr int64_t kMiB = 1024 * 1024;
+constexpr int64_t kMiB = int64_t{1} << 20;
 
 torch::Tensor noise(int64_t bytes) {
   return torch::randint(0, 256, {bytes}, torch::kInt).to(torch::kByte);

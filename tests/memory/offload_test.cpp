@@ -21,7 +21,7 @@ namespace {
 
 using testing::error_message_of;
 
-constexpr int64_t kMiB = 1024 * 1024;
+constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int kSegments = 8;
 
 /// A chain whose checkpoints have 1 MiB each, and the gradients of its weights.

@@ -238,11 +238,11 @@ TEST(UpdateKernelsTest, TakesExactlyWhatWasWrittenToTheRoundedCopy) {
         const auto before = w.clone();
         auto copy = w.to(torch::kBFloat16);
         if (written >= 0) copy[written] = -3.f;
-        const bool found = kernels->refresh_master(
-            w.data_ptr<float>(), static_cast<const uint16_t*>(copy.const_data_ptr()), n);
-        EXPECT_EQ(found, written >= 0) << kernels->name << " " << n << " " << written;
+        kernels->refresh_master(w.data_ptr<float>(),
+                                static_cast<const uint16_t*>(copy.const_data_ptr()), n);
         for (int64_t i = 0; i < n; ++i) {
-          ASSERT_EQ(w[i].item<float>(), i == written ? -3.f : before[i].item<float>());
+          ASSERT_EQ(w[i].item<float>(), i == written ? -3.f : before[i].item<float>())
+              << kernels->name << " " << n << " " << written;
         }
       }
     }

@@ -67,7 +67,7 @@ torch::Tensor flat(const std::vector<torch::Tensor>& tensors) {
   return torch::cat(parts);
 }
 
-struct FusedSlice {
+struct Trial {
   torch::ScalarType dtype = torch::kFloat;
   double max_grad_norm = 0;
   double gradient_scale = 1;
@@ -76,16 +76,16 @@ struct FusedSlice {
 };
 
 // With `pausing`: the last two are first used late, the others miss every third step, in turn.
-bool is_used(const FusedSlice& run, size_t span, int step) {
-  if (!run.pausing) return true;
+bool is_used(const Trial& trial, size_t span, int step) {
+  if (!trial.pausing) return true;
   return span >= 4 ? step > 5 : (static_cast<size_t>(step) + span) % 3 != 0;
 }
 
 // Steps the optimizer and the oracle side by side, with a changing rate; gradients come from a
 // linear loss, so that they are exactly what the oracle is given.
 void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& make,
-                        const Setting& setting, const Rule& rule, const FusedSlice& run = {}) {
-  auto net = std::make_shared<Net>(run.dtype);
+                        const Setting& setting, const Rule& rule, const Trial& trial = {}) {
+  auto net = std::make_shared<Net>(trial.dtype);
   const auto optimizer = make(*net);
   std::map<std::string, Cell> cells;
   for (const auto& item : net->named_parameters()) {
@@ -106,22 +106,23 @@ void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& m
     double square = 0;
     std::vector<bool> used;
     for (const auto& item : net->named_parameters()) {
-      used.push_back(is_used(run, used.size(), step));
+      used.push_back(is_used(trial, used.size(), step));
       if (!used.back()) continue;
-      auto g = torch::randn(item.value().sizes(), generator).to(run.dtype);
-      const auto& zeros = run.zero_gradients;
+      auto g = torch::randn(item.value().sizes(), generator).to(trial.dtype);
+      const auto& zeros = trial.zero_gradients;
       if (step % 3 == 2 && std::count(zeros.begin(), zeros.end(), item.key())) g.zero_();
       loss = loss + (item.value() * g).sum();
       gradients[item.key()] = numbers(g);
-      for (auto& value : gradients[item.key()]) value *= run.gradient_scale;
+      for (auto& value : gradients[item.key()]) value *= trial.gradient_scale;
       square += std::pow(norm(gradients[item.key()]), 2);
     }
     arena.begin_window();
     loss.backward();
     arena.end_window();
-    optimizer->step(used, {.gradient_scale = run.gradient_scale});
-    const double clip =
-        run.max_grad_norm > 0 ? std::min(1.0, run.max_grad_norm / (std::sqrt(square) + 1e-6)) : 1;
+    optimizer->step(used, {.gradient_scale = trial.gradient_scale});
+    const double clip = trial.max_grad_norm > 0
+                            ? std::min(1.0, trial.max_grad_norm / (std::sqrt(square) + 1e-6))
+                            : 1;
     for (auto& [name, cell] : cells) {
       if (gradients.contains(name)) {
         auto g = gradients[name];
@@ -129,7 +130,7 @@ void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& m
         rule(cell, g, lr * cell.lr_scale, ++cell.updates);
       }
       const auto ours = numbers(net->named_parameters()[name]);
-      const double tolerance = run.dtype == torch::kDouble ? 1e-11 : 2e-5;
+      const double tolerance = trial.dtype == torch::kDouble ? 1e-11 : 2e-5;
       for (size_t i = 0; i < ours.size(); ++i) {
         ASSERT_NEAR(ours[i], cell.w[i], tolerance * std::max(1.0, std::abs(cell.w[i])))
             << optimizer->name() << " step " << step << " " << name << "[" << i << "]";
@@ -138,7 +139,7 @@ void expect_like_oracle(const std::function<std::unique_ptr<Optimizer>(Net&)>& m
   }
 }
 
-const std::vector<FusedSlice> kRuns = {
+const std::vector<Trial> kTrials = {
     {},
     {.dtype = torch::kDouble},
     {.max_grad_norm = 3},
@@ -150,24 +151,24 @@ const std::vector<FusedSlice> kRuns = {
 };
 
 TEST(OracleTest, Sgd) {
-  for (const auto& run : kRuns) {
+  for (const auto& trial : kTrials) {
     for (const double decay : {0.0, 0.1}) {
       expect_like_oracle(
           [&](Net& net) {
             return std::make_unique<SGD>(
-                net, SgdOptions{.weight_decay = decay, .max_grad_norm = run.max_grad_norm});
+                net, SgdOptions{.weight_decay = decay, .max_grad_norm = trial.max_grad_norm});
           },
           [&](const auto&, int64_t, Cell& cell) { cell.decay = decay; },
           [](Cell& cell, const Numbers& g, double lr, int) {
             for (size_t i = 0; i < g.size(); ++i) cell.w[i] -= lr * (g[i] + cell.decay * cell.w[i]);
           },
-          run);
+          trial);
     }
   }
 }
 
 TEST(OracleTest, MomentumWithGroupsByName) {
-  for (const auto& run : kRuns) {
+  for (const auto& trial : kTrials) {
     for (const bool nesterov : {false, true}) {
       expect_like_oracle(
           [&](Net& net) {
@@ -175,7 +176,7 @@ TEST(OracleTest, MomentumWithGroupsByName) {
                 net, MomentumOptions{.momentum = 0.8,
                                      .weight_decay = 0.1,
                                      .use_nesterov = nesterov,
-                                     .max_grad_norm = run.max_grad_norm,
+                                     .max_grad_norm = trial.max_grad_norm,
                                      .groups = {{.names = {"_bias"}, .weight_decay = 0.0},
                                                 {.names = {"head", "filter"}, .lr_scale = 3}}});
           },
@@ -191,26 +192,27 @@ TEST(OracleTest, MomentumWithGroupsByName) {
               cell.w[i] -= lr * (nesterov ? d + 0.8 * cell.a[i] : cell.a[i]);
             }
           },
-          run);
+          trial);
     }
   }
 }
 
 TEST(OracleTest, AdamAndAdamW) {
-  for (const auto& run : kRuns) {
+  for (const auto& trial : kTrials) {
     for (const bool decoupled : {false, true}) {
       expect_like_oracle(
           [&](Net& net) -> std::unique_ptr<Optimizer> {
             if (decoupled) {
-              return std::make_unique<AdamW>(net, AdamWOptions{.beta1 = 0.8,
-                                                               .beta2 = 0.99,
-                                                               .weight_decay = 0.1,
-                                                               .max_grad_norm = run.max_grad_norm});
+              return std::make_unique<AdamW>(net,
+                                             AdamWOptions{.beta1 = 0.8,
+                                                          .beta2 = 0.99,
+                                                          .weight_decay = 0.1,
+                                                          .max_grad_norm = trial.max_grad_norm});
             }
             return std::make_unique<Adam>(net, AdamOptions{.beta1 = 0.8,
                                                            .beta2 = 0.99,
                                                            .weight_decay = 0.1,
-                                                           .max_grad_norm = run.max_grad_norm});
+                                                           .max_grad_norm = trial.max_grad_norm});
           },
           [](const auto&, int64_t, Cell&) {},
           [&](Cell& cell, const Numbers& g, double lr, int step) {
@@ -228,7 +230,7 @@ TEST(OracleTest, AdamAndAdamW) {
               cell.w[i] -= lr * m / (std::sqrt(v) + 1e-8);
             }
           },
-          run);
+          trial);
     }
   }
 }
@@ -262,7 +264,7 @@ Rule lars_oracle(const LarsOptions& o) {
 
 TEST(OracleTest, LarsInEveryRule) {
   for (const auto& name : lars_rule_names()) {
-    for (const auto& run : kRuns) {
+    for (const auto& trial : kTrials) {
       for (const double decay : {0.0, 0.05}) {
         for (const bool nesterov : {false, true}) {
           LarsOptions options{.momentum = 0.9,
@@ -271,7 +273,7 @@ TEST(OracleTest, LarsInEveryRule) {
                               .epsilon = nesterov ? 1e-3 : 0,
                               .use_nesterov = nesterov,
                               .exclude_from_weight_decay = {"filter"},
-                              .max_grad_norm = run.max_grad_norm,
+                              .max_grad_norm = trial.max_grad_norm,
                               .rule = lars_rule(name)};
           SCOPED_TRACE(name);
           expect_like_oracle([&](Net& net) { return std::make_unique<Lars>(net, options); },
@@ -281,7 +283,7 @@ TEST(OracleTest, LarsInEveryRule) {
                                cell.decay = out ? 0 : decay;
                                cell.adapt = cell.decay != 0 || options.rule.adapt_without_decay;
                              },
-                             lars_oracle(options), run);
+                             lars_oracle(options), trial);
         }
       }
     }
@@ -313,13 +315,13 @@ Rule lamb_oracle(const LambOptions& o) {
 
 TEST(OracleTest, LambInEveryRule) {
   for (const auto& name : lamb_rule_names()) {
-    for (const auto& run : kRuns) {
+    for (const auto& trial : kTrials) {
       for (const double decay : {0.0, 0.05}) {
         LambOptions options{.beta1 = 0.8,
                             .beta2 = 0.99,
                             .lamb_weight_decay = decay,
                             .exclude_from_weight_decay = {"filter"},
-                            .max_grad_norm = run.max_grad_norm,
+                            .max_grad_norm = trial.max_grad_norm,
                             .rule = lamb_rule(name)};
         SCOPED_TRACE(name);
         expect_like_oracle([&](Net& net) { return std::make_unique<Lamb>(net, options); },
@@ -329,7 +331,7 @@ TEST(OracleTest, LambInEveryRule) {
                              cell.decay = out ? 0 : decay;
                              cell.adapt = cell.decay != 0 || options.rule.adapt_without_decay;
                            },
-                           lamb_oracle(options), run);
+                           lamb_oracle(options), trial);
       }
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elastic jobs: ranks are killed and stopped while the others go on, and come back.
+// Elastic jobs: ranks are killed and stopped while the others continue, and rejoin.
 
 #include <signal.h>
 

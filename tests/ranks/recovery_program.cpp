@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training that can be taken up again, as a user would write it, and the accidents that happen to
-// it. It says its pid, what it resumed from, each update, and in the end a digest of its
-// parameters.
+// A training that resumes from snapshots, as a user would write it, and the faults that tests
+// inject into it. It prints its pid, what it resumed from, each update, and in the end a digest of
+// its parameters.
 
 #include <signal.h>
 #include <unistd.h>

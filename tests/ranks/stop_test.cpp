@@ -32,8 +32,8 @@ Words slowly(Words arguments) {
   return arguments;
 }
 
-// The same command goes on, and ends like a run that nobody stopped.
-void expect_goes_on(const std::filesystem::path& dir, const Words& arguments) {
+// The same command resumes, and ends like a run that nobody stopped.
+void expect_resumes(const std::filesystem::path& dir, const Words& arguments) {
   const auto saved = snapshots_in(dir);
   ASSERT_FALSE(saved.empty());
   Launched again(recovery_job(2, dir, arguments), kOneThread);
@@ -57,7 +57,7 @@ TEST(StopTest, SigtermToFleetrunSavesAndLeavesInOrder) {
     EXPECT_EQ(unexpected_lines(run.log(rank)), "");
   }
   EXPECT_EQ(run.output().find("restart 1"), std::string::npos) << run.output();
-  expect_goes_on(dir.path(), {});
+  expect_resumes(dir.path(), {});
 }
 
 // Which rank is asked, and by which signal.
@@ -80,7 +80,7 @@ TEST_P(AskedRankTest, TakesAllOthersAlong) {
   EXPECT_TRUE(
       says(run.log(asked), format("[stop] rank {}: this rank was asked to stop: ", asked) + by));
   EXPECT_EQ(losses(run.log(0)).rbegin()->first, losses(run.log(1)).rbegin()->first);
-  expect_goes_on(dir.path(), {});
+  expect_resumes(dir.path(), {});
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, AskedRankTest,
@@ -94,7 +94,7 @@ TEST(StopTest, LocalSgdStopsAtItsNextAverage) {
   kill(std::stoi(after(run.log(1), "pid")), SIGTERM);
   ASSERT_EQ(run.wait(kPatience), 143) << run.output();
   EXPECT_EQ(snapshots_in(dir.path()).front() % 4, 0) << run.output();
-  expect_goes_on(dir.path(), kLocalSgd);
+  expect_resumes(dir.path(), kLocalSgd);
 }
 
 // The tenth update is the last of an epoch: what belongs to its end is done before.
@@ -106,7 +106,7 @@ TEST(StopTest, LastUpdateOfAnEpochEndsItFirst) {
   Launched run(recovery_job(2, dir.path(), asked), kOneThread);
   ASSERT_EQ(run.wait(kPatience), 143) << run.output();
   EXPECT_EQ(snapshots_in(dir.path()).front(), 10);
-  expect_goes_on(dir.path(), arguments);
+  expect_resumes(dir.path(), arguments);
 }
 
 TEST(StopTest, WithoutAFolderAllRanksJustLeave) {

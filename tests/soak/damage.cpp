@@ -6,8 +6,8 @@
 #include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/snapshot/snapshot_training.h"
 #include "tests/soak/soak.h"
-#include "tests/train/snapshot_training.h"
 
 namespace fleet::launch {
 namespace {

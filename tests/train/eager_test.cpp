@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop in the user's own hands: backward(loss) as often as wanted, step() when wanted.
+// Loops that call backward(loss) as often as wanted, and step() when wanted.
 #include <chrono>
 #include <thread>
 

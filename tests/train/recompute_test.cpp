@@ -187,7 +187,7 @@ TEST(RecomputeTest, SaysOnceWhatItDid) {
 
 // ---- offload
 
-constexpr int64_t kMiB = 1024 * 1024;
+constexpr int64_t kMiB = int64_t{1} << 20;
 
 // Checkpoints of 1 MiB.
 BlockTraining large() {

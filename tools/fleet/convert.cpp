@@ -36,16 +36,16 @@ const FieldList& fields_of(const ConvertOptions*) {
   static const FieldList list{
       .area = "convert",
       .fields = {
-          field<&C::model>("model", "whose names and shapes are expected")
+          field<&C::model>("model", "model whose names and shapes are expected")
               .one_of(applications::preset_names()),
           field<&C::from>("from", "safetensors file of transformers, torchvision or Fleet"),
           field<&C::to>("to", "file to write; without it, the names are only checked"),
-          field<&C::dtype>("dtype", "of the floating-point numbers that are written")
+          field<&C::dtype>("dtype", "type of the floating-point tensors in the file")
               .one_of({"keep", "F32", "F16", "BF16"}),
-          field<&C::vocab>("vocab", "tokens, where they are not the model's usual; 0: usual")
+          field<&C::vocab>("vocab", "size of the vocabulary; 0: the model's usual one")
               .at_least(0)
               .in_unit("tokens"),
-          field<&C::classes>("classes", "likewise, of an image model; 0: 1000")
+          field<&C::classes>("classes", "number of classes of an image model; 0: 1000")
               .at_least(0)
               .in_unit("classes"),
           field<&C::inspect>("inspect", "list the tensors of this file and do nothing else"),

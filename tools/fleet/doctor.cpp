@@ -62,9 +62,11 @@ const FieldList& fields_of(const DoctorOptions*) {
                             "only answer other hosts that compare clocks, at this port; 0: any")
               .at_least(0)
               .at_most(65535),
-          field<&D::listen_s>("listen_s", "for so long").above(0).at_most(86400).in_unit("s"),
-          field<&D::limit_s>("limit_s",
-                             "what takes longer is not waited for; a slow disk may need more")
+          field<&D::listen_s>("listen_s", "how long --listen answers")
+              .above(0)
+              .at_most(86400)
+              .in_unit("s"),
+          field<&D::limit_s>("limit_s", "time limit of the checks; a slow disk may need more")
               .at_least(1)
               .at_most(3600)
               .in_unit("s"),
@@ -120,7 +122,7 @@ std::vector<Finding> examine(const DoctorOptions& options, const std::vector<Pee
 
 int doctor(int argc, char** argv) {
   DoctorOptions options;
-  parse({.about = "looks at this machine before a job does: CPU, memory, limits, disks, network, "
+  parse({.about = "checks this machine before a job starts: CPU, memory, limits, disks, network, "
                   "and says what to change; exit code 1 when there is a problem",
          .groups = {{"Flags", options}},
          .examples = {"fleet doctor --snapshot_dir runs --ranks 8",

@@ -303,7 +303,7 @@ void compare_with_guide(PlanCommandOptions options) {
 
 int plan(int argc, char** argv) {
   PlanCommandOptions options;
-  parse({.about = "says what batch fits into how much memory, with and without recompute; "
+  parse({.about = "predicts which batch fits into how much memory, with and without recompute; "
                   "allocates nothing",
          .groups = {{"Flags", options}},
          .examples = {"fleet plan --model bert-large --seq 512 --batch 256 --budget 32GiB --svg "

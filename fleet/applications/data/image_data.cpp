@@ -90,7 +90,7 @@ const FieldList& fields_of(const ImageDataOptions*) {
           field<&D::classes>("classes",
                              "number of classes; 0: 1000, 10 for synthetic and fashion_mnist")
               .at_least(0),
-          field<&D::samples>("samples", "of synthetic data to train on; a fifth more to test with")
+          field<&D::samples>("samples", "synthetic samples to train on; a fifth more to test with")
               .at_least(1)
               .at_most(kMaxSyntheticSamples)
               .in_unit("images"),

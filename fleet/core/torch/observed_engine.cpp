@@ -12,9 +12,6 @@
 #include "fleet/core/torch/interception.h"
 
 namespace fleet::compat {
-namespace {
-
-using torch::autograd::Engine;
 
 // Of what is saved while a BackwardWatch lives.
 class FirstRead {
@@ -30,6 +27,11 @@ class FirstRead {
   std::atomic<bool> is_over_{false};
   std::function<void()> begun_;
 };
+
+namespace {
+
+using torch::autograd::Engine;
+
 thread_local std::shared_ptr<FirstRead> t_first_read;
 
 class Hook final : public torch::autograd::SavedVariableHooks {
@@ -117,6 +119,7 @@ void uninstall_engine() {
 const void* default_engine() { return &Engine::get_default_engine(); }
 
 struct BackwardWatch::State {
+  explicit State(std::shared_ptr<FirstRead> outer) : before(std::move(outer)) {}
   std::shared_ptr<FirstRead> before;
 };
 

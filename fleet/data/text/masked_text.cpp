@@ -12,6 +12,7 @@
 #include "fleet/core/text/format.h"
 #include "fleet/core/text/plural.h"
 #include "fleet/data/global_batch.h"
+#include "fleet/data/position_differences.h"
 #include "fleet/data/prefetcher.h"
 #include "fleet/data/split_mix.h"
 
@@ -337,20 +338,17 @@ MaskedTextState MaskedText::state() const {
 
 void MaskedText::restore(const MaskedTextState& saved) {
   const auto here = state();
-  std::vector<std::string> problems;
-  const auto compare = [&](const char* name, auto then, auto now) {
-    if (then != now) problems.push_back(format("{} was {} and is now {}", name, then, now));
-  };
-  compare("seed", saved.seed, here.seed);
-  compare("number of samples", saved.samples, here.samples);
-  if (saved.samples == here.samples && saved.fingerprint != here.fingerprint)
-    problems.emplace_back("the samples are others");
-  compare("global batch (batch_size x ranks)", saved.global_batch, here.global_batch);
-  if (here.in_tokens) compare("number of ranks, in tokens,", saved.world_size, here.world_size);
-  compare("max_seq_len", saved.max_seq_len, here.max_seq_len);
-  compare("in_tokens", saved.in_tokens, here.in_tokens);
-  compare("shuffle", saved.shuffle, here.shuffle);
-  if (!problems.empty()) {
+  PositionDifferences differences;
+  differences.compare("seed", saved.seed, here.seed);
+  differences.compare_samples("number of samples", &MaskedTextState::samples, saved, here);
+  differences.compare("global batch (batch_size x ranks)", saved.global_batch, here.global_batch);
+  if (here.in_tokens) {
+    differences.compare("number of ranks, in tokens,", saved.world_size, here.world_size);
+  }
+  differences.compare("max_seq_len", saved.max_seq_len, here.max_seq_len);
+  differences.compare("in_tokens", saved.in_tokens, here.in_tokens);
+  differences.compare("shuffle", saved.shuffle, here.shuffle);
+  if (!differences.found().empty()) {
     std::string fix = "resume with the settings of the run that saved it, or start a new one";
     if (here.in_tokens && saved.world_size > 0 && saved.world_size != here.world_size) {
       fix = format("start {} ranks with --batch_size {}, as the run that saved it",
@@ -358,7 +356,8 @@ void MaskedText::restore(const MaskedTextState& saved) {
     } else if (saved.global_batch != here.global_batch) {
       fix = global_batch_advice(saved.global_batch, here.world_size);
     }
-    throw UsageError::all("data", "the saved position does not fit these data", problems, fix);
+    throw UsageError::all("data", "the saved position does not fit these data", differences.found(),
+                          fix);
   }
   if (saved.epoch < 0 || saved.next_update < 0 || saved.next_update >= updates_in(saved.epoch)) {
     throw Error("data", format("there is no update {} in epoch {}", saved.next_update, saved.epoch),

@@ -14,7 +14,7 @@ namespace fleet::memory {
 namespace {
 
 /// Shorter runs are not worth a mapping of their own (the system allows some 65,000).
-constexpr size_t kSmallestPiece = 64 * 1024;
+constexpr size_t kSmallestPiece = size_t{64} * 1024;
 
 size_t whole_pages(size_t bytes) {
   return (bytes + BlockCache::kPage - 1) / BlockCache::kPage * BlockCache::kPage;

@@ -23,7 +23,7 @@ namespace {
 using Tag = MemoryCounter::Tag;
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kBigBlock = 32 * 1024;  // from here on whole pages from the cache
+constexpr int64_t kBigBlock = int64_t{32} * 1024;  // from here on whole pages from the cache
 
 bool is_page_start(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % BlockCache::kPage == 0;

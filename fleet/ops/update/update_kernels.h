@@ -81,9 +81,8 @@ struct UpdateKernels {
   void (*lamb_apply)(const LambStep&, float step, float* w, const float* m, const float* v,
                      int64_t n, uint16_t* low);
   double (*square_sum)(const float* x, int64_t n);
-  /// Where `low` is not w rounded to bf16, it was written in place: w takes its value. Returns
-  /// whether there was such an element.
-  bool (*refresh_master)(float* w, const uint16_t* low, int64_t n);
+  /// Where `low` is not w rounded to bf16, it was written in place: w takes its value.
+  void (*refresh_master)(float* w, const uint16_t* low, int64_t n);
 };
 
 /// The best instruction set that this CPU has; FLEET_CPU = generic, avx2, avx512 or avx512_bf16

@@ -161,14 +161,13 @@ inline void finish_low(const uint16_t* low) {
 
 double square_sum(const float* x, int64_t n) { return square_sum_of(x, n); }
 
-bool refresh_master(float* w, const uint16_t* low, int64_t n) {
-  if (is_rounded_copy(w, low, n)) return false;
+void refresh_master(float* w, const uint16_t* low, int64_t n) {
+  if (is_rounded_copy(w, low, n)) return;
   for (int64_t i = 0; i < n; ++i) {
     if (to_bf16(w[i]) == low[i]) continue;
     const uint32_t bits = static_cast<uint32_t>(low[i]) << 16;
     __builtin_memcpy(w + i, &bits, sizeof(bits));
   }
-  return true;
 }
 
 void sgd(const SgdStep& step, float* w_all, const float* g_all, int64_t n, uint16_t* low) {

@@ -10,9 +10,9 @@
 namespace fleet::optim {
 namespace {
 
-constexpr int64_t kBlockElements = 16 * 1024;
-constexpr int64_t kTogetherElements = 1'000'000;  // all threads on one span at a time
-constexpr int64_t kChunkElements = 8 * 1024;      // less is not worth waking a thread
+constexpr int64_t kBlockElements = int64_t{16} * 1024;
+constexpr int64_t kTogetherElements = 1'000'000;       // all threads on one span at a time
+constexpr int64_t kChunkElements = int64_t{8} * 1024;  // less is not worth waking a thread
 
 }  // namespace
 

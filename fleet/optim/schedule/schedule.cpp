@@ -40,23 +40,29 @@ class Problems {
   std::vector<std::string> found_;
 };
 
-// Of a schedule from lr to end_lr over a number of updates.
-template <typename Options>
-Problems problems_of(const Options& options) {
-  Problems problems;
-  problems.rate("lr", options.lr);
-  problems.rate("end_lr", options.end_lr);
-  if constexpr (requires { options.power; }) problems.positive("power", options.power);
-  problems.at_least(1, "updates", options.updates);
-  return problems;
-}
-
 double fraction(int64_t update, int64_t updates) {
   return update >= updates ? 1.0 : static_cast<double>(update) / static_cast<double>(updates);
 }
 
 // a at 0 and b at 1, both exactly; b + (a - b) * t would miss `a` by rounding.
 double between(double a, double b, double t) { return a * (1 - t) + b * t; }
+
+// From lr to end_lr over a number of updates: `rate(options, x)`, where x goes from 0 to 1.
+template <typename Options, typename Rate>
+Schedule over_updates(std::string_view kind, const std::string& text, const Options& options,
+                      Rate rate) {
+  Problems problems;
+  problems.rate("lr", options.lr);
+  problems.rate("end_lr", options.end_lr);
+  if constexpr (requires { options.power; }) problems.positive("power", options.power);
+  problems.at_least(1, "updates", options.updates);
+  problems.throw_if_any(format("a {} schedule", kind));
+  return Schedule(
+      format("{} from {} to {} over {}", text, options.lr, options.end_lr,
+             plural(options.updates, "update")),
+      [=](int64_t update) { return rate(options, fraction(update, options.updates)); },
+      options.updates);
+}
 
 double scaled(std::string_view rule, double lr, int64_t base_batch, int64_t batch, double power) {
   Problems problems;
@@ -93,38 +99,21 @@ Schedule constant(double lr) {
 }
 
 Schedule linear(const LinearOptions& options) {
-  problems_of(options).throw_if_any("a linear schedule");
-  return Schedule(
-      format("linear from {} to {} over {}", options.lr, options.end_lr,
-             plural(options.updates, "update")),
-      [o = options](int64_t update) {
-        return between(o.lr, o.end_lr, fraction(update, o.updates));
-      },
-      options.updates);
+  return over_updates("linear", "linear", options,
+                      [](const LinearOptions& o, double x) { return between(o.lr, o.end_lr, x); });
 }
 
 Schedule polynomial(const PolynomialOptions& options) {
-  problems_of(options).throw_if_any("a polynomial schedule");
-  return Schedule(
-      format("polynomial of power {} from {} to {} over {}", options.power, options.lr,
-             options.end_lr, plural(options.updates, "update")),
-      [o = options](int64_t update) {
-        const double left = std::pow(1 - fraction(update, o.updates), o.power);
-        return between(o.end_lr, o.lr, left);
-      },
-      options.updates);
+  return over_updates("polynomial", format("polynomial of power {}", options.power), options,
+                      [](const PolynomialOptions& o, double x) {
+                        return between(o.end_lr, o.lr, std::pow(1 - x, o.power));
+                      });
 }
 
 Schedule cosine(const CosineOptions& options) {
-  problems_of(options).throw_if_any("a cosine schedule");
-  return Schedule(
-      format("cosine from {} to {} over {}", options.lr, options.end_lr,
-             plural(options.updates, "update")),
-      [o = options](int64_t update) {
-        const double angle = std::numbers::pi * fraction(update, o.updates);
-        return between(o.end_lr, o.lr, (1 + std::cos(angle)) / 2);
-      },
-      options.updates);
+  return over_updates("cosine", "cosine", options, [](const CosineOptions& o, double x) {
+    return between(o.end_lr, o.lr, (1 + std::cos(std::numbers::pi * x)) / 2);
+  });
 }
 
 Schedule piecewise(const PiecewiseOptions& options) {

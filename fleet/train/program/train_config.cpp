@@ -103,17 +103,19 @@ const FieldList& fields_of(const TrainConfig*) {
       .fields =
           {
               field<&C::lr>("lr", "learning rate").at_least(0),
-              field<&C::momentum>("momentum", "of Momentum and LARS").at_least(0).below(1),
-              field<&C::beta1>("beta1", "of Adam and LAMB: decay of the mean").at_least(0).below(1),
-              field<&C::beta2>("beta2", "of Adam and LAMB: decay of the square")
+              field<&C::momentum>("momentum", "momentum of Momentum and LARS").at_least(0).below(1),
+              field<&C::beta1>("beta1", "Adam and LAMB: decay of the first moment")
                   .at_least(0)
                   .below(1),
-              field<&C::epsilon>("epsilon", "of Adam and LAMB: added to the root").at_least(0),
-              field<&C::batch_size>("batch_size", "what one update sees on a rank")
+              field<&C::beta2>("beta2", "Adam and LAMB: decay of the second moment")
+                  .at_least(0)
+                  .below(1),
+              field<&C::epsilon>("epsilon", "Adam and LAMB: added to the denominator").at_least(0),
+              field<&C::batch_size>("batch_size", "samples of one update on one rank")
                   .at_least(1)
                   .in_unit("samples"),
               field<&C::epochs>("epochs", "number of epochs").at_least(0).in_unit("epochs"),
-              field<&C::seed>("seed", "of shuffling, initial weights and dropout").at_least(0),
+              field<&C::seed>("seed", "seed of shuffling, initial weights and dropout").at_least(0),
               field<&C::strategy_file>("strategy",
                                        "JSON file with a strategy, which flags can change"),
               field<&C::memory_budget>(

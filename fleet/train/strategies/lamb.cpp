@@ -41,7 +41,7 @@ const FieldList& fields_of(const LambConfigs*) {
           field<&LambConfigs::exclude_from_weight_decay>(
               "exclude_from_weight_decay",
               "substrings of names of parameters without weight decay"),
-          field<&LambConfigs::rule>("rule", "whose variant of LAMB it is")
+          field<&LambConfigs::rule>("rule", "variant of LAMB")
               .one_of(optim::lamb_rule_names())
               .beyond_guide(),
           field<&LambConfigs::log_every>("log_every",

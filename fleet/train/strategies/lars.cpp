@@ -21,7 +21,7 @@ const FieldList& fields_of(const LarsConfigs*) {
           field<&LarsConfigs::exclude_from_weight_decay>(
               "exclude_from_weight_decay",
               "substrings of names of parameters without weight decay"),
-          field<&LarsConfigs::rule>("rule", "whose variant of LARS it is")
+          field<&LarsConfigs::rule>("rule", "variant of LARS")
               .one_of(optim::lars_rule_names())
               .beyond_guide(),
           field<&LarsConfigs::log_every>("log_every",

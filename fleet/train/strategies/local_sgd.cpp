@@ -43,21 +43,23 @@ LocalSgdOptions options_of(const Configs& configs) {
 // What both kinds have.
 template <typename Configs>
 FieldList with_averaging(std::vector<Field> fields) {
-  fields.push_back(field<&Configs::outer>("outer", "what is made of an average")
-                       .one_of(optim::names_of(kOuterRules))
-                       .beyond_guide());
-  fields.push_back(field<&Configs::outer_lr>("outer_lr", "rate of slow_momentum and nesterov")
-                       .above(0)
-                       .beyond_guide());
+  fields.push_back(
+      field<&Configs::outer>("outer", "outer optimizer: turns an average into new parameters")
+          .one_of(optim::names_of(kOuterRules))
+          .beyond_guide());
+  fields.push_back(
+      field<&Configs::outer_lr>("outer_lr", "learning rate of slow_momentum and nesterov")
+          .above(0)
+          .beyond_guide());
   fields.push_back(
       field<&Configs::outer_momentum>("outer_momentum", "momentum of slow_momentum and nesterov")
           .at_least(0)
           .below(1)
           .beyond_guide());
-  fields.push_back(field<&Configs::optimizer_state>(
-                       "optimizer_state", "what an average does to the optimizer's momentum")
-                       .one_of(optim::names_of(kStatesAtSync))
-                       .beyond_guide());
+  fields.push_back(
+      field<&Configs::optimizer_state>("optimizer_state", "the optimizer's state after an average")
+          .one_of(optim::names_of(kStatesAtSync))
+          .beyond_guide());
   fields.push_back(
       field<&Configs::delayed>(
           "delayed", "overlap the average with the next interval, at whose end it is applied")
@@ -143,7 +145,7 @@ const FieldList& fields_of(const AdaptiveLocalSgdConfigs*) {
           .at_least(1)
           .in_unit("updates")
           .beyond_guide(),
-      field<&C::formula>("formula", "whose formula chooses the interval")
+      field<&C::formula>("formula", "formula of the interval")
           .one_of(optim::names_of(kFormulas))
           .beyond_guide(),
       field<&C::loss_smoothing>("loss_smoothing", "decay of the moving average of the loss")

@@ -16,8 +16,8 @@ const FieldList& fields_of(const RecomputeConfigs*) {
           {
               field<&RecomputeConfigs::checkpoints>("checkpoints",
                                                     "names of the tensors at which the net is cut"),
-              field<&RecomputeConfigs::enable_offload>(
-                  "enable_offload", "checkpoints leave the device's memory until backward"),
+              field<&RecomputeConfigs::enable_offload>("enable_offload",
+                                                       "offload checkpoints until backward"),
               field<&RecomputeConfigs::checkpoint_shape>(
                   "checkpoint_shape", "shape of a checkpoint; optional, checked if given")
                   .at_least(1),

@@ -226,7 +226,7 @@ void LossNormalizer::DeferredTerm::count(double weight) {
   has_divisor = true;
 }
 
-// What torch's zero_grad() has cleared since (ParameterArena::take_cleared).
+// What torch's zero_grad() has cleared since (ParameterArena::drop_cleared).
 void LossNormalizer::drop_cleared() {
   for (auto& own : deferred_) {
     for (size_t i = 0; i < own.gradients.size(); ++i) {

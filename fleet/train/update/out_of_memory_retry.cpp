@@ -7,8 +7,14 @@
 
 namespace fleet {
 
-OutOfMemoryRetry::MicroBatches OutOfMemoryRetry::split(const BatchShape& batch) const {
-  return micro_batches_of(batch, ranges_of(batch));
+int64_t OutOfMemoryRetry::count(const BatchShape& batch) const {
+  const auto count = std::ssize(micro_batches_of(batch, ranges_of(batch)));
+  if (count <= 1 || batch.can_slice) return count;
+  throw Error("gradient_merge",
+              format("this batch of {} samples is to be split into {} micro-batches, and its "
+                     "type has no slice(begin, end)",
+                     batch.samples, count),
+              "give it slice(), or call minimize(closure) once per micro-batch");
 }
 
 // Empty: the batch is one micro-batch of a window.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -24,7 +25,8 @@ class OutOfMemoryRetry {
 
   /// Calls `work` with the micro-batches of the batch until it succeeds.
   void run(const BatchShape& batch, const std::function<void(const MicroBatches&)>& work);
-  MicroBatches split(const BatchShape& batch) const;
+  /// The micro-batches that it begins with; an error where the batch cannot be split.
+  int64_t count(const BatchShape& batch) const;
 
  private:
   using Ranges = AutoMicroBatch::Ranges;

@@ -117,7 +117,7 @@ void TrainingStack::attach(std::shared_ptr<UpdateHook> hook) {
   hooks.push_back(std::move(hook));
 }
 
-std::string TrainingStack::forward_strategies() const {
+void TrainingStack::check_needs_no_scope() const {
   std::string names;
   const auto add = [&](bool is_on, const char* name) {
     if (is_on) names += format("{}{}", names.empty() ? "" : ", ", name);
@@ -126,7 +126,11 @@ std::string TrainingStack::forward_strategies() const {
   add(memory != nullptr, "recompute");
   add(fast_ops != nullptr, "fast_ops");
   add(norm_comm != nullptr, "sync_batch_norm");
-  return names;
+  if (names.empty()) return;
+  throw Error(
+      "backward",
+      format("the strategy has {}, and the forward of this loss was outside of their scope", names),
+      "compute each loss inside `const auto scope = optimizer.forward();`");
 }
 
 void TrainingStack::check_equal_micro_batches(int64_t own) const {

@@ -44,8 +44,8 @@ struct TrainingStack {
   int64_t updates() const { return optimizer->steps(); }
   /// Also those that were skipped.
   int64_t attempts() const { return local ? local->steps() : own_attempts; }
-  /// The strategies that wrap a forward, for an error; empty: none.
-  std::string forward_strategies() const;
+  /// An error where strategies wrap a forward: that of this loss was outside of their scope.
+  void check_needs_no_scope() const;
   /// Batch norm over all ranks meets once per forward: an error where ranks have other numbers of
   /// micro-batches.
   void check_equal_micro_batches(int64_t own) const;

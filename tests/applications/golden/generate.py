@@ -3,7 +3,7 @@
 """Writes what other libraries' models compute, for Fleet's to be held against: one file per case, and presets.json.
 
 The committed files were made with Python 3.11, torch 2.15.0, torchvision 0.29.2 and transformers 5.22.2, on the CPU. To
-make them again, in an environment of its own:
+write them anew, in an environment of their own:
 
     pip install numpy==2.4.6 torch==2.15.0 torchvision==0.29.2 transformers==5.22.2
     python tests/applications/golden/generate.py     # or --check: compares with the committed files
@@ -31,12 +31,14 @@ import math
 import pathlib
 import sys
 
-import numpy as np
 import torch
 import torchvision
 import transformers
 from torch import nn
 from torch.nn import functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "support"))
+from counter_numbers import counter_numbers
 
 HERE = pathlib.Path(__file__).parent
 IMAGES, DOTS = 5000, 6000
@@ -44,17 +46,6 @@ SAMPLES = 32
 TORCH = "torch " + torch.__version__.split("+")[0]
 TORCHVISION = "torchvision " + torchvision.__version__.split("+")[0]
 TRANSFORMERS = "transformers " + transformers.__version__
-
-
-def counter_numbers(stream, count):
-    """Multiples of 1/64 in [-2, 2)."""
-    x = np.arange(count, dtype=np.uint64) + np.uint64(stream * 7919 + 1)
-    with np.errstate(over="ignore"):
-        x = x * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
-    return ((x >> np.uint64(56)).astype(np.float64) - 128) / 64
 
 
 def counter_tensor(stream, shape):

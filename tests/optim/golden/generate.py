@@ -3,7 +3,7 @@
 """Writes optimizers.json: what other libraries' optimizers do, step by step, for Fleet's to be held against.
 
 The committed file was made with Python 3.11, numpy 2.4.6, torch 2.15.0, paddlepaddle 3.3.1, timm 1.0.30 and
-torch_optimizer 0.3.0, all on the CPU. To make it again, in an environment of its own:
+torch_optimizer 0.3.0, all on the CPU. To write it anew, in an environment of its own:
 
     pip install numpy==2.4.6 torch==2.15.0 paddlepaddle==3.3.1 pyyaml huggingface_hub
     pip install --no-deps timm==1.0.30 torchvision==0.29.2 torch_optimizer==0.3.0 pytorch_ranger==0.1.1
@@ -33,6 +33,9 @@ import sys
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "support"))
+from counter_numbers import counter_numbers
+
 FILE = pathlib.Path(__file__).parent / "optimizers.json"
 STEPS = 6
 TENSORS = [  # name, shape; the last one starts at zero
@@ -44,19 +47,12 @@ TENSORS = [  # name, shape; the last one starts at zero
 FORMULA = "formula in double precision, no implementation runs on a CPU"
 
 
-def counter_numbers(stream, count):
-    """Multiples of 1/64 in [-2, 2), so that they are short and exact in text."""
-    x = np.arange(count, dtype=np.uint64) + np.uint64(stream * 7919 + 1)
-    with np.errstate(over="ignore"):
-        x = x * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
-    return ((x >> np.uint64(56)).astype(np.float32) - 128) / 64
+def float32_numbers(stream, shape):
+    return counter_numbers(stream, int(np.prod(shape))).astype(np.float32).reshape(shape)
 
 
 def initial_values():
-    values = [counter_numbers(i, int(np.prod(shape))).reshape(shape) for i, (_, shape) in enumerate(TENSORS)]
+    values = [float32_numbers(i, shape) for i, (_, shape) in enumerate(TENSORS)]
     values[3][:] = 0
     return values
 
@@ -65,7 +61,7 @@ def make_gradients(zero_at):
     """`zero_at`: (step, tensor) pairs whose gradient is all zero."""
     out = []
     for step in range(STEPS):
-        row = [counter_numbers(100 + 10 * step + i, int(np.prod(s))).reshape(s) for i, (_, s) in enumerate(TENSORS)]
+        row = [float32_numbers(100 + 10 * step + i, s) for i, (_, s) in enumerate(TENSORS)]
         for i in range(len(TENSORS)):
             if (step, i) in zero_at:
                 row[i] = np.zeros_like(row[i])

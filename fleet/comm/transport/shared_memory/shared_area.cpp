@@ -126,6 +126,7 @@ struct SharedArea::Impl {
     };
     const int64_t begin = border(comm->rank());
     std::vector<T*> bases;
+    bases.reserve(static_cast<size_t>(memory.size()));
     for (int rank = 0; rank < memory.size(); ++rank) {
       bases.push_back(reinterpret_cast<T*>(data(rank) + job.offset) + begin);
     }

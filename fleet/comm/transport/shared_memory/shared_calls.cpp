@@ -215,6 +215,7 @@ void SharedCalls::complete(const Collective& call, uint32_t number) {
     switch (call.kind) {
       case Collective::Kind::kAllReduce: {
         std::vector<const void*> inputs;
+        inputs.reserve(static_cast<size_t>(memory_.size()));
         for (int rank = 0; rank < memory_.size(); ++rank) inputs.push_back(input(rank));
         reduce_in_rank_order(inputs, call.op, tensor);
         break;

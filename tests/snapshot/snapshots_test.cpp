@@ -11,9 +11,9 @@
 #include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/snapshot/snapshot_training.h"
 #include "tests/support/launched.h"
 #include "tests/support/says.h"
-#include "tests/train/snapshot_training.h"
 
 namespace fleet {
 namespace {

@@ -11,8 +11,8 @@
 #include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/snapshot/snapshot_training.h"
 #include "tests/support/launched.h"
-#include "tests/train/snapshot_training.h"
 
 namespace fleet {
 namespace {
@@ -31,7 +31,7 @@ pid_t run_apart(const std::function<bool()>& body) {
   ::_exit(is_well ? 0 : 1);
 }
 
-// Goes on from the newest snapshot, and saves after every update.
+// Resumes from the newest snapshot, and saves after every update.
 bool train_until_killed(const std::filesystem::path& dir) {
   TrainingRank rank({.optimizer = "Adam"}, std::make_shared<comm::Communicator>());
   Snapshots snapshots(rank.optimizer(), {.snapshot_dir = dir, .save_every = 1, .keep = 2});

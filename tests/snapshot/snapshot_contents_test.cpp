@@ -8,10 +8,10 @@
 #include "fleet/snapshot/snapshot_folder.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/snapshot/snapshot_training.h"
+#include "tests/snapshot/two_nets.h"
 #include "tests/support/launched.h"
 #include "tests/support/says.h"
-#include "tests/train/snapshot_training.h"
-#include "tests/train/two_nets.h"
 
 namespace fleet {
 namespace {

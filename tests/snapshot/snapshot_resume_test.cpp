@@ -3,8 +3,8 @@
 #include "fleet/snapshot/snapshot_tensors.h"
 
 #include "tests/data/temporary_folder.h"
+#include "tests/snapshot/snapshot_training.h"
 #include "tests/support/says.h"
-#include "tests/train/snapshot_training.h"
 
 namespace fleet {
 namespace {

@@ -9,7 +9,7 @@
 
 namespace fleet::testing {
 
-/// A training that can stop and go on.
+/// A training that can stop and resume.
 struct SnapshotTraining {
   std::string name = {};  // for a failure
   DistributedStrategy strategy = {};
