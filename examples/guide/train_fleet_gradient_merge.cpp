@@ -12,7 +12,8 @@ int train(int argc, char** argv) {
   torch::manual_seed(configs.seed);
 
   auto model = X::applications::Resnet50();
-  auto loader = model.load_imagenet_from_file("./ImageNet/train.txt", {.batch_size = 8});
+  auto loader = model.load_imagenet_from_file(
+      "./ImageNet/train.txt", {.batch_size = 8, .drop_last = true});  // no rank's is ever empty
 
   auto strategy = configs.strategy;
   strategy.gradient_merge = true;

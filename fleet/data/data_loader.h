@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <torch/types.h>
 
@@ -129,9 +130,13 @@ template <typename B>
 typename DataLoader<B>::Iterator DataLoader<B>::Epoch::begin() {
   if (batches_) throw Error("data", "an epoch was iterated twice", "call loader.epoch(n) again");
   const auto make = [dataset = loader_.dataset_, epoch = epoch_,
-                     sampler = loader_.position_.sampler_at(epoch_, next_update_)]() mutable {
+                     sampler = loader_.position_.sampler_at(epoch_, next_update_),
+                     samples = std::optional<std::vector<int64_t>>()]() mutable {
     const torch::NoGradGuard no_grad;
-    return dataset->get(sampler.next(), epoch);
+    if (!samples) samples = sampler.next();  // of a `get` that failed: the same again
+    auto batch = dataset->get(*samples, epoch);
+    samples.reset();
+    return batch;
   };
   batches_ = std::make_unique<Prefetcher<B>>(make, loader_.batches_per_epoch() - next_update_,
                                              loader_.position_.prefetch());

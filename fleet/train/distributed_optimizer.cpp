@@ -8,6 +8,7 @@
 #include "fleet/core/log.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/torch/interception.h"
+#include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/optim/passes/gradient_health.h"
 #include "fleet/snapshot/hand_over.h"
 #include "fleet/train/update/accumulation_window.h"
@@ -58,6 +59,9 @@ void DistributedOptimizer::update(const BatchShape& batch, const SliceLoss& clos
 // From the gradients of a window that is armed.
 void DistributedOptimizer::complete(UpdateReport& report) {
   auto& s = *state_;
+  // Activations are gone; what is short here (the state that an optimizer of LibTorch makes in its
+  // first update, say) is found by the next forward, before anything has changed.
+  const memory::BudgetExemptScope cannot_be_undone;
   const auto reduced = reduce(report);
   const auto health = check(reduced, report);  // none: nothing to update with
   if (health) step(reduced, *health, report);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 namespace fleet {
@@ -47,6 +48,46 @@ TEST(PrefetcherTest, ThrowsWhereTheFailureIs) {
       EXPECT_STREQ(error.what(), "line 4 is broken");
     }
   }
+}
+
+// A step that runs may leave too little memory; between two steps there is enough, or never.
+TEST(PrefetcherTest, WhereMemoryIsShortTheResultIsMadeWhenItIsAwaited) {
+  for (const bool stays_short : {false, true}) {
+    std::atomic<bool> is_short = true;
+    std::atomic<int> failures = 0;
+    Prefetcher<int> numbers(
+        [&, next = 0]() mutable {
+          if (next == 2 && is_short) {
+            ++failures;
+            failures.notify_all();
+            throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "the budget is full");
+          }
+          return next++;
+        },
+        4, 1);
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(numbers.take(), i);
+    failures.wait(0);
+    is_short = stays_short;
+    if (stays_short) {
+      EXPECT_THROW(numbers.take(), c10::OutOfMemoryError);
+      EXPECT_EQ(failures, 2);
+    } else {
+      for (int i = 2; i < 4; ++i) EXPECT_EQ(numbers.take(), i);
+      EXPECT_EQ(failures, 1);
+    }
+  }
+}
+
+TEST(PrefetcherTest, EndsWhereMemoryWasShortAndNobodyWaits) {
+  std::atomic<bool> has_failed = false;
+  Prefetcher<int> numbers(
+      [&]() -> int {
+        has_failed = true;
+        has_failed.notify_all();
+        throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "the budget is full");
+      },
+      4, 1);
+  has_failed.wait(false);
 }
 
 TEST(PrefetcherTest, FreesResultsThatWereNotTaken) {

@@ -2,13 +2,16 @@
 // recompute_configs.memory_budget: one number, and training stays within it, bit for bit what it
 // was.
 
+#include <atomic>
 #include <map>
 #include <regex>
 
 #include <gtest/gtest.h>
+#include <torch/optim/rmsprop.h>
 
 #include "fleet/core/allocation_tag.h"
 #include "fleet/core/text/byte_size.h"
+#include "fleet/data/data_loader.h"
 
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
@@ -277,6 +280,58 @@ TEST(MemoryBudget, IsInForceInsideOfMinimizeOnly) {
 }
 
 // The closure that fails leaves no budget behind.
+// The loader's thread makes batches while a step runs, which may have taken all of the budget. The
+// batch is made between two steps then, and every sample comes once.
+TEST(MemoryBudget, ABatchThatDoesNotFitBesideAStepIsMadeBetweenTwo) {
+  static constexpr int64_t kSamples = 64;
+  struct Steps {
+    std::atomic<int64_t> begun = 0, failed = 0;
+  };
+  struct Samples : Dataset {
+    Samples(Steps& steps, int64_t bytes) : steps(steps), bytes(bytes) {}
+    int64_t size() const override { return 4 * kSamples; }
+    Batch get(std::span<const int64_t> indices, int64_t) const override {
+      const auto batch = indices.front() / kSamples;
+      if (batch > 0 && steps.failed < batch) {
+        steps.begun.wait(batch - 1);  // until the step before it runs
+        try {
+          torch::empty({bytes}, torch::kByte);
+        } catch (const c10::OutOfMemoryError&) {
+          ++steps.failed;
+          steps.failed.notify_all();
+          throw;
+        }
+      }
+      const auto all = small_batch(size(), 1);
+      return {all.data.narrow(0, indices.front(), std::ssize(indices)),
+              all.target.narrow(0, indices.front(), std::ssize(indices))};
+    }
+    Steps& steps;
+    int64_t bytes;
+  };
+  const auto train_from = [](const DistributedStrategy& strategy, int64_t bytes) {
+    Steps steps;
+    auto net = small_net();
+    auto optimizer = distributed_optimizer(
+        std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.1}), strategy);
+    DataLoader data(std::make_shared<Samples>(steps, bytes),
+                    {.batch_size = kSamples, .shuffle = false, .world_size = 1, .prefetch = 1});
+    for (const auto& batch : data.epoch(0)) {
+      optimizer.minimize(batch, [&](const Batch& micro_batch) {
+        const int64_t begun = ++steps.begun;
+        steps.begun.notify_all();
+        if (bytes > 0 && begun < data.batches_per_epoch()) steps.failed.wait(begun - 1);
+        return mean_loss(net, micro_batch);
+      });
+    }
+    EXPECT_EQ(steps.begun, 4);
+    EXPECT_EQ(steps.failed, bytes > 0 ? 3 : 0);
+    return copies(net->parameters());
+  };
+  const auto plain = train_from({}, 0);
+  expect_equal(train_from(within("64MiB"), 128 << 20), plain);
+}
+
 TEST(MemoryBudget, EndsWithACallThatThrows) {
   auto net = deep_net();
   auto optimizer = distributed_optimizer(
@@ -343,6 +398,36 @@ TEST(MemoryBudget, ThatIsTooSmallSaysTheLeastThatWouldDoAndWhatHoldsIt) {
   EXPECT_LE(ours.peak, least);
   setup.strategy = within(least * 95 / 100);
   EXPECT_NE(too_small(setup), "");
+}
+
+// The first update makes the optimizer's state, here beyond the budget: it is completed all the
+// same, and the next forward says what is missing before anything has changed.
+TEST(MemoryBudget, AnUpdateIsNeverLeftHalfDone) {
+  at::set_num_threads(1);
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  const auto make_net = [] {
+    torch::manual_seed(3);
+    torch::nn::Sequential net;
+    for (int i = 0; i < 4; ++i) net->push_back(torch::nn::Linear(512, 512));  // 1 MiB each
+    return net;
+  };
+  const auto x = torch::ones({1, 512});
+  const auto loss_of = [&](torch::nn::Sequential& net) { return net->forward(x).square().mean(); };
+  auto plain = make_net();
+  torch::optim::RMSprop plain_rule(plain->parameters(), 0.01);
+  loss_of(plain).backward();
+  plain_rule.step();
+
+  auto net = make_net();
+  torch::optim::RMSprop rule(net->parameters(), 0.01);
+  const auto before = BudgetAllocator::cpu().counter().live();
+  auto optimizer = distributed_optimizer(net, rule, within(before + (int64_t{7} << 20)));
+  EXPECT_TRUE(optimizer.minimize([&] { return loss_of(net); }).updated);
+  expect_equal(copies(net->parameters()), copies(plain->parameters()));
+  const auto text = error_message_of([&] { optimizer.minimize([&] { return loss_of(net); }); });
+  EXPECT_TRUE(says(text, " is too small: a micro-batch takes at least ", "optimizer state 4.0",
+                   "fix: set memory_budget to at least "));
+  expect_equal(copies(net->parameters()), copies(plain->parameters()));
 }
 
 // A closure cannot be split: the whole of it has to fit.

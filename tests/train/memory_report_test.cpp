@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What training says about memory: in reports, in one line, and with plan_only.
 
+#include <regex>
+
 #include <gtest/gtest.h>
 
 #include "fleet/core/text/byte_size.h"
@@ -47,6 +49,26 @@ TEST(MemoryReport, ScalesPlainTrainingUpFromMicroBatches) {
   const auto ours = train(strategy);
   EXPECT_EQ(ours.last.micro_batches, 4);
   expect_near(ours.last.memory.plain_peak, plain.peak, 0.1);
+}
+
+// The plan is made within the first window, and its prediction is not about the micro-batches
+// before it.
+TEST(MemoryReport, ComparesAPredictionWithTheMicroBatchesThatFollowedThePlan) {
+  const auto plain = train({});
+  const auto budget = share_of(plain, 0.15);
+  auto strategy = within(budget);
+  strategy.gradient_merge = true;
+  strategy.gradient_merge_configs.k_steps = 4;
+  const auto text = printed_by([&] { train(strategy, /*updates=*/1); });
+  const std::regex line(
+      R"(; ([0-9.]+ [KM]iB) used at the peak, micro-batches without a plan included; )"
+      R"(([0-9.]+ [KM]iB) in those with one \(([0-9.]+ [KM]iB) predicted\))");
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(text, found, line)) << text;
+  const auto bytes = [&](int group) { return byte_size(found[group].str()).value_or(0); };
+  EXPECT_LE(bytes(1), byte_size(byte_size_text(budget)).value_or(0));
+  EXPECT_LE(bytes(2), bytes(1));
+  expect_near(bytes(2), bytes(3));
 }
 
 TEST(MemoryReport, NamedCheckpointsHaveTheSameNumbers) {

@@ -150,5 +150,35 @@ TEST(NonFiniteTest, AmpSkipsWhereOnlyTheLossIsBad) {
   expect_equal(copies(net->parameters()), before);
 }
 
+// A weight of 0 hides no loss that is not finite, though its gradients may be.
+TEST(NonFiniteTest, ALossOfWeightZeroIsLookedAtToo) {
+  for (const bool is_term : {false, true}) {
+    for (const bool amp : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << is_term << amp);
+      auto net = small_net();
+      auto optimizer = distributed_optimizer(
+          small_optimizer("SGD", net, 0.1),
+          {.amp = amp, .gradient_merge = true, .gradient_merge_configs = {.k_steps = 2}});
+      const auto before = copies(net->parameters());
+      const auto train = [&](double add, double weight) {
+        return optimizer.minimize([&]() -> Loss {
+          const auto loss = mean_loss(net, small_batch(6, 0));
+          if (!is_term) return WeightedLoss{.sum = loss + add, .weight = weight};
+          return LossTerms{.terms = {{loss, 1}, {loss + add, weight}}};
+        });
+      };
+      if (amp) {
+        train(NAN, 0);
+        EXPECT_TRUE(train(0, is_term ? 0 : 1).skipped);
+      } else {
+        EXPECT_TRUE(says(error_message_of([&] { train(NAN, 0); }), "the loss is nan at update 1"));
+      }
+      expect_equal(copies(net->parameters()), before);
+      train(0, 1);
+      EXPECT_TRUE(train(0, 1).updated);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fleet

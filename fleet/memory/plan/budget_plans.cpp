@@ -120,6 +120,11 @@ void BudgetPlans::set_backwards(int backwards) {
   if (entry.plan) entry.why_again = format("its graph is kept for {} backwards", backwards);
 }
 
+bool BudgetPlans::follows_plan() const {
+  const auto* planned = dynamic_cast<const PlannedPolicy*>(running_.policy.get());
+  return planned && !planned->has_diverged();
+}
+
 void BudgetPlans::end_backward() {
   auto& entry = entries_[samples_];
   entry.is_followed = entry.plan != nullptr;

@@ -60,6 +60,8 @@ class BudgetPlans {
   /// The graph of this step is kept for so many backwards. A size that has such steps is planned
   /// for them.
   void set_backwards(int backwards);
+  /// The step that runs follows a plan, so far to the letter.
+  bool follows_plan() const;
   /// Throws an Error with the least sufficient budget if no plan exists for a step that cannot be
   /// split.
   void end_backward();

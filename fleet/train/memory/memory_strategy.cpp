@@ -202,9 +202,13 @@ MemoryStrategy::Enforced::Enforced(MemoryStrategy* memory) : memory_(memory) {
 MemoryStrategy::Enforced::~Enforced() {
   if (!memory_ || --memory_->enforced_depth_ > 0) return;
   memory_->enforced_.reset();
-  if (memory_->is_reported_) return;
-  auto& peak = memory_->pending_peak_;
-  peak = std::max(peak, memory::BudgetAllocator::cpu().counter().take_call_peak());
+  if (!memory_->is_reported_) memory_->take_peak();
+}
+
+void MemoryStrategy::take_peak() {
+  const auto peak = memory::BudgetAllocator::cpu().counter().take_call_peak();
+  pending_peak_ = std::max(pending_peak_, peak);
+  step_peak_ = std::max(step_peak_, peak);
 }
 
 void MemoryStrategy::apply_budget() {
@@ -237,6 +241,8 @@ void MemoryStrategy::close_file() {
 MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memory_(memory) {
   if (!memory_) return;
   auto& m = *memory_;
+  m.take_peak();
+  m.step_peak_ = 0;
   std::shared_ptr<memory::Profiler> profiler;
   const bool uses_file = m.configs_.enable_offload && (!m.plans_ || m.plans_->prepare(samples));
   if (uses_file) {
@@ -281,6 +287,10 @@ void MemoryStrategy::Forward::finish() {
 void MemoryStrategy::end_backward() {
   if (plain_) plain_->end(file_ ? memory::OffloadOptions().buffer_bytes : 0);
   if (!plans_) return;
+  take_peak();
+  const bool is_planned = plans_->follows_plan();
+  if (is_planned) planned_.bytes = std::max(planned_.bytes, step_peak_);
+  planned_.is_all &= is_planned;
   plans_->end_backward();
   is_unbounded_ = false;
   apply_budget();
@@ -345,6 +355,7 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
     report_.now = counter.live();
   }
   if (updated) log_once(steps);
+  if (!window_is_open) planned_ = {};
   if (configs_.plan_only && steps.is_settled) {
     plan_text_ = configs_.memory_budget.empty() ? plans_->plain_summary(steps.largest)
                                                 : plans_->summary(steps.sizes);
@@ -406,6 +417,10 @@ void MemoryStrategy::log_memory(const memory::BudgetPlans::Steps& steps) const {
                  : std::string("; no budget is in force");
   text += format("; {} used at the peak", byte_size_text(report_.measured_peak));
   if (steps.predicted_peak > 0) {
+    if (!planned_.is_all) {
+      text += format(", micro-batches without a plan included; {} in those with one",
+                     byte_size_text(planned_.bytes));
+    }
     text += format(" ({} predicted)", byte_size_text(steps.predicted_peak));
   }
   log::info("memory", text);
@@ -415,6 +430,7 @@ void MemoryStrategy::forget() {
   file_.reset();
   counted_ = {};
   report_ = {};
+  planned_ = {};
   is_unbounded_ = false;
   if (plain_) plain_->forget();
   if (plans_) plans_->forget();

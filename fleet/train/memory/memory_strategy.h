@@ -86,8 +86,8 @@ class MemoryStrategy {
   const memory::BudgetPlans* plans() const { return plans_.get(); }
   /// With plan_only, once the plans are settled: what the program is to print and end with.
   const std::optional<std::string>& plan_text() const { return plan_text_; }
-  /// Resets the window's peak.
-  void drop_window() { window_peak_ = 0; }
+  /// Resets the window's peaks.
+  void drop_window() { window_peak_ = 0, planned_ = {}; }
   /// A call failed: the file's content is dropped, and the next forward opens another.
   void forget();
 
@@ -101,6 +101,8 @@ class MemoryStrategy {
   void add(const memory::TapeReport& tape);
   void add_file_statistics();
   memory::BudgetPlans::Steps steps_of_window(bool window_is_open);
+  /// The peak since the last call of it, which counts for the call and for its micro-batch.
+  void take_peak();
   void log_once(const memory::BudgetPlans::Steps& steps);
   void log_memory(const memory::BudgetPlans::Steps& steps) const;
 
@@ -111,8 +113,14 @@ class MemoryStrategy {
   std::unique_ptr<memory::BudgetPlans> plans_;
   std::optional<memory::BudgetScope> enforced_;
   int enforced_depth_ = 0;
-  int64_t pending_peak_ = 0;   // of scopes since the last report, but for the one that lives
-  int64_t window_peak_ = 0;    // of the calls before this one
+  int64_t pending_peak_ = 0;  // of scopes since the last report, but for the one that lives
+  int64_t window_peak_ = 0;   // of the calls before this one
+  int64_t step_peak_ = 0;     // of the micro-batch that runs
+  struct PlannedPeak {        // of the window
+    int64_t bytes = 0;        // of the micro-batches that followed a plan
+    bool is_all = true;       // every one did
+  };
+  PlannedPeak planned_;
   bool is_reported_ = false;   // what happened in this scope
   int64_t limit_ = 0;          // of a step that is measured beyond the budget
   bool is_unbounded_ = false;  // such a step runs

@@ -36,11 +36,17 @@ MicroBatchLoss::Term term_of(const torch::Tensor& value, double weight, double t
   return {.value = value, .to_sum = to_sum, .weight = weight, .sum = value.item<double>() * to_sum};
 }
 
+// A weight of 0 hides no sum that is not finite.
+double mean_of(double sum, double weight) {
+  if (weight > 0) return sum / weight;
+  return std::isfinite(sum) ? 0 : sum;
+}
+
 }  // namespace
 
 double MicroBatchLoss::mean() const {
   double sum = 0;
-  for (const auto& term : terms) sum += term.weight > 0 ? term.sum / term.weight : 0;
+  for (const auto& term : terms) sum += mean_of(term.sum, term.weight);
   return sum;
 }
 
@@ -271,9 +277,7 @@ void LossNormalizer::contribute_zeros() {
 double LossNormalizer::loss_sum() const {
   if (terms_ <= 1) return sums_.empty() ? 0 : sums_.front();
   double sum = 0;
-  for (size_t t = 0; t < sums_.size(); ++t) {
-    if ((*totals_)[t] > 0) sum += sums_[t] / (*totals_)[t];
-  }
+  for (size_t t = 0; t < sums_.size(); ++t) sum += mean_of(sums_[t], (*totals_)[t]);
   return sum;
 }
 
