@@ -39,7 +39,7 @@ uint64_t XxHash64::of_file(const std::filesystem::path& path) {
   };
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) fail();
-  std::array<char, size_t{64} << 10> buffer;  // a vector's megabyte took longer than most files
+  std::array<char, size_t{64} << 10> buffer;  // no new megabyte for each small file
   XxHash64 hash;
   ssize_t got = 0;
   while ((got = ::read(file.get(), buffer.data(), buffer.size())) != 0) {

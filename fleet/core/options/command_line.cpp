@@ -214,8 +214,8 @@ class Parser {
         }
       }
     }
-    // One letter is near to every short name. A hint takes time in proportion to all names: a line
-    // of a thousand wrong flags took a second, and is another program's.
+    // One letter is near to every short name. A hint takes time in proportion to all names, and a
+    // line with so many wrong flags is another program's.
     constexpr size_t kMaxHinted = 20;
     const bool is_hinted = name.size() > 1 && problems.size() < kMaxHinted;
     auto hint = is_hinted ? did_you_mean(name, known_flags()) : std::string();
