@@ -10,9 +10,10 @@ namespace {
 using launch::Options;
 
 void run(Bytes bytes) {
+  const auto given = without_help(words_of(bytes));
   Options options;
   try {
-    if (!accepts([&] { options = launch::parse_options(words_of(bytes)); })) return;
+    if (!accepts([&] { options = launch::parse_options(given); })) return;
   } catch (const HelpRequested&) {
     return;
   }

@@ -10,10 +10,11 @@
 namespace fleet::fuzz {
 namespace {
 
-// All that comes out, asked for in pieces of `piece` bytes.
-std::vector<uint8_t> unpacked(const std::filesystem::path& path, size_t piece) {
+// All that comes out, asked for in pieces of `piece` bytes. `all` keeps its room for the next
+// input: most of the time went into new pages.
+void unpack(const std::filesystem::path& path, size_t piece, std::vector<uint8_t>& all) {
   const auto source = open_bytes(path);
-  std::vector<uint8_t> all;
+  all.clear();
   while (true) {
     const size_t held = all.size();
     all.resize(held + piece);
@@ -21,19 +22,18 @@ std::vector<uint8_t> unpacked(const std::filesystem::path& path, size_t piece) {
     require(got <= piece, "no more comes than was asked for");
     all.resize(held + got);
     require(all.size() <= source->most(), "no more comes than was announced");
-    if (got < piece) return all;
+    if (got < piece) return;
   }
 }
 
 void run(Bytes bytes) {
   static const ScratchFile file("input.gz");
   file.write(bytes);
-  std::vector<uint8_t> whole;
-  const bool is_accepted = accepts([&] { whole = unpacked(file.path(), 1 << 16); });
-  std::vector<uint8_t> pieces;
-  require(accepts([&] { pieces = unpacked(file.path(), 997); }) == is_accepted,
+  static std::vector<uint8_t> whole, pieces;
+  const bool is_accepted = accepts([&] { unpack(file.path(), 1 << 16, whole); });
+  require(accepts([&] { unpack(file.path(), 997, pieces); }) == is_accepted,
           "a file is damaged or not, however it is read");
-  require(pieces == whole, "it holds the same, however it is read");
+  require(!is_accepted || pieces == whole, "it holds the same, however it is read");
 }
 
 const Target target("gzip", run);

@@ -24,7 +24,7 @@ bool names_a_file(const std::string& word) {
 }
 
 void run(Bytes bytes) {
-  const auto words = words_of(bytes);
+  const auto words = without_help(words_of(bytes));
   if (std::ranges::any_of(words, names_a_file)) return;  // any file of this machine
   TrainConfig config;
   try {

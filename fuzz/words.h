@@ -22,6 +22,15 @@ inline std::vector<std::string> words_of(Bytes bytes) {
   return words;
 }
 
+/// Without words that ask for help, which is long and the same whatever else is asked, unless there
+/// is hardly anything else.
+inline std::vector<std::string> without_help(std::vector<std::string> words) {
+  constexpr size_t kHardlyAny = 3;
+  if (words.size() > kHardlyAny)
+    std::erase_if(words, [](const auto& word) { return word == "--help" || word == "-h"; });
+  return words;
+}
+
 /// "--lr=0.1" for every value that differs from `defaults`.
 inline std::vector<std::string> flags_for(OptionsView options, OptionsView defaults) {
   const auto now = leaves(options), before = leaves(defaults);

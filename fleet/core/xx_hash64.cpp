@@ -5,10 +5,10 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <array>
 #include <cerrno>
 #include <new>
 #include <system_error>
-#include <vector>
 
 #include "fleet/core/error.h"
 #include "fleet/core/process/descriptor.h"
@@ -39,7 +39,7 @@ uint64_t XxHash64::of_file(const std::filesystem::path& path) {
   };
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) fail();
-  std::vector<char> buffer(size_t{1} << 20);
+  std::array<char, size_t{64} << 10> buffer;  // no new megabyte for each small file
   XxHash64 hash;
   ssize_t got = 0;
   while ((got = ::read(file.get(), buffer.data(), buffer.size())) != 0) {

@@ -142,6 +142,16 @@ TEST(CommandLineTest, AllProblemsComeInOneError) {
             }));
 }
 
+TEST(CommandLineTest, EveryWrongFlagIsNamedAndTheFirstTwentyGetAHint) {
+  const std::vector<const char*> flags(1000, "--bach_size=3");
+  const auto lines = problems(flags);
+  ASSERT_EQ(lines.size(), flags.size());
+  for (size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i], i < 20 ? "  - unknown flag --bach_size (did you mean '--batch_size'?)"
+                               : "  - unknown flag --bach_size");
+  }
+}
+
 TEST(CommandLineTest, NegativeNumbersAreValuesAndOtherDashesAreFlags) {
   EXPECT_EQ(problems({"--lr", "-.5"}),
             std::vector<std::string>{"  - --lr: -0.5 is out of range: it must be at least 0"});

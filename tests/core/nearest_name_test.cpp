@@ -17,6 +17,13 @@ TEST(NearestNameTest, IsSilentWhenNothingIsNear) {
   EXPECT_EQ(did_you_mean("learning_rate", {"k_steps", "avg"}), "");
 }
 
+TEST(NearestNameTest, AThirdOfTheLettersMayDiffer) {
+  EXPECT_EQ(did_you_mean("abcdefghi", {"abcdefxyz"}), " (did you mean 'abcdefxyz'?)");
+  EXPECT_EQ(did_you_mean("abcdefghi", {"xyzdefghi"}), " (did you mean 'xyzdefghi'?)");
+  EXPECT_EQ(did_you_mean("abcdefghi", {"abcdefghijkl"}), " (did you mean 'abcdefghijkl'?)");
+  EXPECT_EQ(did_you_mean("abcdefghi", {"abcdewxyz", "wxyzefghi", "aabbcdexyz"}), "");
+}
+
 TEST(NearestNameTest, FindsWordsOfANameAndNotPiecesOfWords) {
   EXPECT_EQ(did_you_mean("size", {"batch_size"}), " (did you mean 'batch_size'?)");
   EXPECT_EQ(did_you_mean("enable", {"--recompute_configs.enable_offload"}),

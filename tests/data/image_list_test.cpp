@@ -83,6 +83,7 @@ TEST(ImageListTest, NamesTheBadLine) {
   EXPECT_TRUE(says(of("a.jpg one\n"), "l.txt:1: 'a.jpg one' is not"));
   EXPECT_TRUE(says(of("a.jpg 1 \n"), "l.txt:1: 'a.jpg 1 ' is not"));
   EXPECT_TRUE(says(of("a.jpg 1.5\n"), "l.txt:1:"));
+  EXPECT_TRUE(says(of("a.jpg -0\n"), "l.txt:1: 'a.jpg -0' is not"));
   EXPECT_TRUE(says(of(" 1\n"), "l.txt:1: ' 1' is not"));
   EXPECT_TRUE(says(of("a.jpg 99999999999999999999\n"), "l.txt:1:"));
   EXPECT_TRUE(says(of("a.jpg 999\na.jpg 1000\n"), "l.txt:2: label 1000 is outside 0..999",

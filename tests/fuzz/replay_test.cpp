@@ -7,6 +7,8 @@
 
 #include <gtest/gtest.h>
 
+#include "fleet/core/text/format.h"
+
 #include "fuzz/target.h"
 #include "tests/support/launched.h"
 
@@ -61,6 +63,30 @@ TEST(FuzzSourcesTest, EverySourceThatTheReadersNeedIsThere) {
     EXPECT_TRUE(sources.contains(fs::relative(entry.path(), root).string()))
         << entry.path() << " has a strategy's fields, and is not in sources.cmake";
   }
+}
+
+// A reader that began to call another source ended every fuzz_NAME at the linker.
+TEST(FuzzSourcesTest, SourcesOfIncludedHeadersAreThereOrNamedAsLeftOut) {
+  const fs::path root = FLEET_SOURCE_DIR;
+  const std::string source_path = R"(\s([a-z0-9_/]+\.cpp))";
+  const auto lists = launch::contents(root / "fuzz/sources.cmake");
+  const auto listed = paths_in(lists, source_path);
+  auto including = paths_in(lists.substr(0, lists.find("fuzz_left_out")), source_path);
+  for (const auto& target : targets()) including.insert(format("fuzz/{}.cpp", target.name));
+  size_t headers = 0;
+  for (const auto& source : including) {
+    const auto text = launch::contents(root / source);
+    for (const auto& header :
+         paths_in(text, R"lit(#include "((?:fleet|tools)/[a-z0-9_/]+)\.h")lit")) {
+      ++headers;
+      if (fs::exists(root / (header + ".cpp"))) {
+        EXPECT_TRUE(listed.contains(header + ".cpp"))
+            << header << ".h is included by " << source
+            << ": name its source in fuzz/sources.cmake, under fuzz_left_out if no reader calls it";
+      }
+    }
+  }
+  EXPECT_GT(headers, 200u);
 }
 
 }  // namespace

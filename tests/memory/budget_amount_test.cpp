@@ -24,7 +24,7 @@ TEST(BudgetAmountTest, HasThreeUnits) {
     EXPECT_DOUBLE_EQ(amount->fraction, 0.5);
   }
   for (const char* text : {"", "0", "-1GiB", "0%", "101%", "%", "a lot", "60%%", "50% plain",
-                           "50% of plane", "50 % of plain", "nan%", "60% of"}) {
+                           "50% of plane", "50 % of plain", "nan%", "60% of", "5e-324%"}) {
     EXPECT_FALSE(BudgetAmount::parse(text)) << text;
   }
 }

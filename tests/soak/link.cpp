@@ -56,7 +56,10 @@ class LinkedJob {
  private:
   void start(int node) {
     auto before = hosts_.on(node);
-    before.insert(before.end(), {"env", "OMP_NUM_THREADS=1"});
+    // In a process namespace of its own: ranks of one machine sum in shared memory, link or not.
+    for (const char* word :
+         {"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "env", "OMP_NUM_THREADS=1"})
+      before.emplace_back(word);
     codes_[node] = -1;
     nodes_[node] = std::make_unique<Launched>(
         recovery_job(

@@ -214,14 +214,21 @@ class Parser {
         }
       }
     }
-    std::vector<std::string> known = {"--help", "--version"};
-    for (const auto& [known_name, leaf] : flags_) known.push_back("--" + leaf.path);
-    // One letter is near to every short name.
-    auto hint = name.size() > 1 ? did_you_mean(name, known) : std::string();
+    // One letter is near to every short name. A hint takes time in proportion to all names, and a
+    // line with so many wrong flags is another program's.
+    constexpr size_t kMaxHinted = 20;
+    const bool is_hinted = name.size() > 1 && problems.size() < kMaxHinted;
+    auto hint = is_hinted ? did_you_mean(name, known_flags()) : std::string();
     if (hint.empty() && !flag.starts_with("--")) hint = ": flags start with two dashes";
     problems.push_back(format("unknown flag {}{}", flag, hint));
     // Its value, most likely: one mistake is to be told once.
     return next && !looks_like_flag(*next) && !line_.positional;
+  }
+
+  std::vector<std::string> known_flags() const {
+    std::vector<std::string> known = {"--help", "--version"};
+    for (const auto& [name, leaf] : flags_) known.push_back("--" + leaf.path);
+    return known;
   }
 
   const Leaf* find(const std::string& name) const {

@@ -13,7 +13,8 @@ namespace {
 // No name is longer. The time for a distance grows with the text, which may be a whole file.
 constexpr size_t kLongestName = 200;
 
-size_t edit_distance(std::string_view a, std::string_view b) {
+// Some number above `most`, when it is above.
+size_t edit_distance(std::string_view a, std::string_view b, size_t most) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -24,6 +25,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
       diagonal = row[j];
       row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
     }
+    if (*std::ranges::min_element(row) > most) return most + 1;  // no row is below the one before
   }
   return row[b.size()];
 }
@@ -86,7 +88,7 @@ std::vector<std::string> nearest_names(std::string_view wanted,
     // Lengths that differ by more make a distance above the limit.
     const bool may_be_near = want.text.size() <= have.text.size() + limit &&
                              have.text.size() <= want.text.size() + limit;
-    size_t distance = may_be_near ? edit_distance(want.text, have.text) : limit + 1;
+    size_t distance = may_be_near ? edit_distance(want.text, have.text, limit) : limit + 1;
     if (has_word(have, want) || has_word(want, have) || is_short_for(want, have))
       distance = std::min<size_t>(distance, 2);
     if (distance <= limit) near.emplace_back(distance, name);

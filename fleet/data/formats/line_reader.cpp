@@ -12,7 +12,7 @@
 namespace fleet {
 namespace {
 
-constexpr size_t kChunk = 256 << 10;
+constexpr size_t kChunk = 64 << 10;  // small files are many
 constexpr size_t kLongestLine = 64 << 20;
 constexpr uint64_t kMalformedAtAll = 32;  // in a short text a few are many
 

@@ -92,7 +92,9 @@ void ImageList::read_file(const fs::path& file, const ImageListOptions& options)
     const auto digits = line.substr(space == line.npos ? line.size() : space + 1);
     int64_t label = 0;
     const auto [end, failed] = std::from_chars(digits.begin(), digits.end(), label);
-    if (space == 0 || space == line.npos || failed != std::errc{} || end != digits.end()) {
+    const bool is_minus_zero = label == 0 && digits.starts_with('-');
+    if (space == 0 || space == line.npos || failed != std::errc{} || end != digits.end() ||
+        is_minus_zero) {
       refuse(format("'{}' is not a path and a label", line.substr(0, 100)),
              "each line is a path, one space, and the label as a number");
     }

@@ -29,15 +29,16 @@ std::optional<BudgetAmount> BudgetAmount::parse(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + percent, number);
   if (error != std::errc() || end != text.data() + percent) return {};
-  if (!(number > 0 && number <= 100)) return {};
+  const double fraction = number / 100;  // 0 of the smallest numbers
+  if (!(fraction > 0 && fraction <= 1)) return {};
   text.remove_prefix(percent + 1);
   skip_spaces(text);
-  if (text.empty()) return BudgetAmount{.unit = Unit::kFractionOfLimit, .fraction = number / 100};
+  if (text.empty()) return BudgetAmount{.unit = Unit::kFractionOfLimit, .fraction = fraction};
   if (!text.starts_with("of ")) return {};
   text.remove_prefix(3);
   skip_spaces(text);
   if (text != "plain") return {};
-  return BudgetAmount{.unit = Unit::kFractionOfPlain, .fraction = number / 100};
+  return BudgetAmount{.unit = Unit::kFractionOfPlain, .fraction = fraction};
 }
 
 int64_t BudgetAmount::of(const MemoryLimit& limit, int ranks_on_host) const {
