@@ -3,6 +3,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include "fleet/core/error.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/torch/interception.h"
@@ -13,6 +14,9 @@
 #include "fleet/train/memory_budget.h"
 
 #include "bindings.h"
+#include "budget_text.h"
+#include "gil.h"
+#include "loss.h"
 #include "plan_view.h"
 
 namespace fleet::python {
@@ -46,6 +50,13 @@ torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples
   std::optional<Call> call;
   {
     const py::gil_scoped_acquire gil;
+    if (PyCallable_Check(loss.ptr()) == 0) {
+      throw UsageError("memory",
+                       format("step() got {}, and needs a function that runs the forward, so that "
+                              "the budget is in force there",
+                              type_name(loss)),
+                       "budget.step(lambda: model(**batch).loss)");
+    }
     call.emplace(loss);
   }
   struct Free {
@@ -162,7 +173,7 @@ gradients are those of plain training, bit for bit. Parameters and optimizer are
         loss = budget.step(lambda: model(**batch).loss)  # forward and backward
         optimizer.step(); optimizer.zero_grad()
 
-budget: a size; a fraction of what the process may have ("60%"); or of what plain training
+budget: a size ("8GiB", or a number of bytes); a fraction of what the process may have ("60%"); or of what plain training
     takes ("50% of plain"), known after the second step. It counts all CPU tensors made while the
     budget lives, and those that the forward reads.
 offload: values may wait in a file.
@@ -170,13 +181,12 @@ offload: values may wait in a file.
 The first two steps evict on demand, the second is measured, and from the third on a plan is
 followed. Batches of other shapes are measured again; pass `samples` to give them plans of their own.
 )")
-      .def(py::init([](const std::string& budget, bool offload) {
+      .def(py::init([](const py::object& budget, bool offload) {
              return std::make_shared<MemoryBudget>(
-                 MemoryBudgetOptions{.budget = budget, .offload = offload});
+                 MemoryBudgetOptions{.budget = budget_text(budget), .offload = offload});
            }),
            py::arg("budget"), py::kw_only(), py::arg("offload") = false)
-      .def("step", &step, py::arg("loss"), py::kw_only(), py::arg("samples") = 0,
-           py::call_guard<py::gil_scoped_release>(), R"(
+      .def("step", &step, py::arg("loss"), py::kw_only(), py::arg("samples") = 0, Release(), R"(
 Calls `loss()`, which runs the forward and returns the loss, and then backward. Returns the loss,
 detached.
 
