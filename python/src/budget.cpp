@@ -40,6 +40,27 @@ class PythonGenerators {
   py::object random_, state_, numpy_, numpy_state_;
 };
 
+// Other ranks do not repeat the collectives that a forward or backward of DDP has begun.
+void refuse_to_repeat_collectives() {
+  const auto modules = py::module_::import("sys").attr("modules");
+  if (!modules.contains("torch.nn.parallel.distributed")) return;
+  const auto group = py::module_::import("torch").attr("distributed");
+  if (!group.attr("is_available")().cast<bool>() || !group.attr("is_initialized")().cast<bool>() ||
+      group.attr("get_world_size")().cast<int>() == 1) {
+    return;
+  }
+  const auto ddp = modules["torch.nn.parallel.distributed"].attr("DistributedDataParallel");
+  for (const auto& object : py::module_::import("gc").attr("get_objects")()) {
+    if (!py::isinstance(object, ddp)) continue;
+    throw Error("memory",
+                "this step ran out of memory within the budget, and is not tried again by another "
+                "plan: under DistributedDataParallel its collectives have begun, and the other "
+                "ranks would not repeat them",
+                "raise the budget; or train by fleet.distributed_optimizer with "
+                "recompute_configs = {\"memory_budget\": ...}, whose ranks try again together");
+  }
+}
+
 // Called without the GIL.
 torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples) {
   struct Call {
@@ -74,6 +95,7 @@ torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples
   };
   const auto before_retry = [&] {
     const py::gil_scoped_acquire gil;
+    refuse_to_repeat_collectives();
     PyGC_Collect();  // frames that refer to each other hold tensors
     call->generators.restore();
   };

@@ -152,7 +152,7 @@ update.
           py::return_value_policy::move, "A copy of the one in force.");
 
   m.def("distributed_optimizer", &distributed_optimizer, py::arg("optimizer"),
-        py::arg("strategy") = nullptr, py::kw_only(), py::arg("model") = py::none(),
+        py::arg("strategy") = py::none(), py::kw_only(), py::arg("model") = py::none(),
         py::arg("max_grad_norm") = 0.0, R"(
 Turns an optimizer into a distributed one: prints the strategy in force, and gives all ranks the
 parameters and buffers of rank 0.

@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python_optimizer.h"
 
+#include "fleet/core/error.h"
+#include "fleet/core/text/format.h"
+
 #include "gil.h"
 #include "inner_optimizer.h"
 
 namespace fleet::python {
 
 std::unique_ptr<PythonOptimizer> distributed_optimizer(const py::object& optimizer,
-                                                       const DistributedStrategy* strategy,
+                                                       const py::object& strategy,
                                                        const py::object& model,
                                                        double max_grad_norm) {
+  if (!strategy.is_none() && !py::isinstance<DistributedStrategy>(strategy)) {
+    throw UsageError(
+        "strategy", format("distributed_optimizer() got {} for a strategy", type_name(strategy)),
+        "fleet.distributed_optimizer(optimizer, strategy, model=model) with strategy = "
+        "fleet.DistributedStrategy(); strategy.amp = True");
+  }
   std::unique_ptr<ParamGroups> groups;
   std::unique_ptr<optim::Optimizer> own;
   if (is_fleet_optimizer(optimizer)) {
@@ -18,7 +27,8 @@ std::unique_ptr<PythonOptimizer> distributed_optimizer(const py::object& optimiz
   } else {
     own = torch_optimizer(optimizer, model, max_grad_norm);
   }
-  const auto in_force = strategy ? *strategy : DistributedStrategy();
+  const auto in_force =
+      strategy.is_none() ? DistributedStrategy() : strategy.cast<const DistributedStrategy&>();
   const auto made = [&] {
     const ReleaseGil no_gil;
     return fleet::distributed_optimizer(std::move(own), in_force);

@@ -50,9 +50,9 @@ class PythonOptimizer : public DistributedOptimizer {
   std::unique_ptr<ParamGroups> groups_;
 };
 
-/// `model` may be None where the optimizer knows its own.
+/// `strategy` may be None, and `model` where the optimizer knows its own.
 std::unique_ptr<PythonOptimizer> distributed_optimizer(const py::object& optimizer,
-                                                       const DistributedStrategy* strategy,
+                                                       const py::object& strategy,
                                                        const py::object& model,
                                                        double max_grad_norm);
 

@@ -48,7 +48,8 @@ class PythonSnapshots {
                   const py::object& data, const py::object& values, const py::object& models)
       : held_(py::make_tuple(optimizers, data, models)), values_(values) {
     SnapshotContents contents;
-    for (const auto& [name, optimizer] : named_optimizers(optimizers)) {
+    const auto named = named_optimizers(optimizers);
+    for (const auto& [name, optimizer] : named) {
       contents.optimizers.push_back({name, optimizer});
       if (auto* const groups = optimizer->several_groups()) {
         const auto prefix = name.empty() ? "" : name + ".";
@@ -65,13 +66,13 @@ class PythonSnapshots {
     }
     if (!data.is_none()) contents.data = DataPosition(data.cast<PythonData&>());
     for (auto& value : values_.list()) contents.values.push_back(std::move(value));
-    if (!contents.values.empty()) {
-      contents.before_save = [this] {
-        const py::gil_scoped_acquire gil;
-        values_.read();
-        for (auto& own : rates_) own.rates = own.groups->rates();
-      };
-    }
+    // A scheduler may have set rates since the last update.
+    contents.before_save = [this, named] {
+      const py::gil_scoped_acquire gil;
+      for (const auto& [name, optimizer] : named) optimizer->follow_source();
+      for (auto& own : rates_) own.rates = own.groups->rates();
+      values_.read();
+    };
     values_.read();
     {
       const ReleaseGil no_gil;
@@ -80,6 +81,7 @@ class PythonSnapshots {
     if (!snapshots_->resumed()) return;
     values_.write();
     for (auto& own : rates_) own.groups->restore_rates(*own.optimizer, own.rates);
+    for (const auto& [name, optimizer] : named) optimizer->follow_source();
   }
 
   Snapshots& cpp() { return *snapshots_; }

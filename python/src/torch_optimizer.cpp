@@ -145,7 +145,8 @@ std::unique_ptr<optim::Optimizer> torch_optimizer(const py::object& python, cons
   const auto torch_type = py::module_::import("torch.optim").attr("Optimizer");
   if (!py::isinstance(python, torch_type)) {
     throw UsageError("optim", format("{} is no optimizer", type_name(python)),
-                     "give one of fleet.optim or torch.optim, or a subclass of "
+                     "fleet.distributed_optimizer(optimizer, strategy, model=model) with an "
+                     "optimizer of fleet.optim or torch.optim, or a subclass of "
                      "torch.optim.Optimizer");
   }
   if (model.is_none()) {

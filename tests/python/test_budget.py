@@ -457,3 +457,8 @@ def test_a_loss_in_place_of_a_function_says_what_to_write():
         with pytest.raises(fleet.UsageError, match=r"minimize\(\) got Tensor for a loss") as error:
             optimizer.minimize(*arguments)
         assert "lambda" in error.value.fix
+
+
+def test_attach_needs_a_model():
+    with pytest.raises(fleet.UsageError, match=r"attach\(\) got str"):
+        fleet.MemoryBudget("1GiB").attach("model")

@@ -37,7 +37,7 @@ def test_lines_are_in_a_redirected_stdout_in_order():
         train()
         print("after")
     lines = text.getvalue().splitlines()
-    assert any("strategy" in line for line in lines)
+    assert any("Strategy Overview" in line for line in lines)
     assert lines.index("closure") < next(i for i, line in enumerate(lines) if line.startswith("step")) < lines.index("after")
 
 
@@ -53,18 +53,18 @@ def test_nothing_of_them_is_on_the_descriptor():
 
 
 def test_without_redirection_they_are_on_the_descriptor_at_once():
-    code = MODEL + "import os\nr, w = os.pipe()\nown = os.dup(1)\nos.dup2(w, 1)\n" + MAKE + "os.dup2(own, 1)\nos.close(w)\ntext = os.read(r, 1 << 16).decode()\nassert 'strategy' in text, text\n"
+    code = MODEL + "import os\nr, w = os.pipe()\nown = os.dup(1)\nos.dup2(w, 1)\n" + MAKE + "os.dup2(own, 1)\nos.close(w)\ntext = os.read(r, 1 << 16).decode()\nassert 'Strategy Overview' in text, text\n"
     output_of(code)
 
 
 def test_a_stream_in_another_encoding_is_the_processs_own():
     code = "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8', write_through=True)\n" + MODEL + MAKE
-    assert "strategy" in output_of(code)
+    assert "Strategy Overview" in output_of(code)
 
 
 def test_a_stream_that_is_closed_does_not_end_a_training():
     code = MODEL + "closed = io.StringIO()\nclosed.close()\nwith contextlib.redirect_stdout(closed):\n    " + MAKE
-    assert "strategy" in output_of(code)
+    assert "Strategy Overview" in output_of(code)
 
 
 def test_lines_are_not_lost_at_the_end():

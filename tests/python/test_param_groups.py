@@ -62,7 +62,7 @@ def test_groups_have_their_rate_and_decay(name, scheduler):
         alike.zero_grad()
         loss_of(model, X, Y).backward()
         alike.step()
-    assert (ours[-1] - list(model.parameters())[-1]).abs().max() > 1e-3
+    assert (ours[-1] - list(model.parameters())[-1]).abs().max() > 1e-4
 
 
 def test_a_warm_up_may_begin_at_zero():
@@ -141,14 +141,14 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(fleet.UsageError, match="(?s)differ in 'lr' and 'weight_decay'.*'betas' is .0.9, 0.999. in group 0 and .0.5, 0.9. in group 1"):
         first, *others = model.parameters()
         fleet.distributed_optimizer(fleet.optim.Adam([{"params": [first]}, {"params": others, "betas": (0.5, 0.9)}]), model=model)
-    with pytest.raises(fleet.UsageError, match="'5.weight' is trained, and in no group|'.*' is trained, and in no group"):
+    with pytest.raises(fleet.UsageError, match="'.*' is trained, and in no group"):
         fleet.distributed_optimizer(fleet.optim.Adam(model[0].parameters()), model=model)
     with pytest.raises(fleet.UsageError, match=r"tensor 0 of param_groups\[0\] is no parameter of the model"):
         fleet.distributed_optimizer(fleet.optim.Adam(net().parameters()), model=model)
     with pytest.raises(fleet.UsageError, match="made with one model, and model= is another"):
         fleet.distributed_optimizer(fleet.optim.Adam(net()), model=model)
-    optimizer = fleet.optim.Adam(model)
-    distributed = fleet.distributed_optimizer(optimizer)
+    optimizer = fleet.optim.Adam(model.parameters())
+    distributed = fleet.distributed_optimizer(optimizer, model=model)
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     with pytest.raises(fleet.UsageError, match="had 1 param_groups when it was made distributed, and has 2 now"):
         distributed.minimize((X, Y), lambda b: loss_of(model, *b))
@@ -174,5 +174,30 @@ def test_rates_of_groups_resume(tmp_path):
     ours, rates = run(8, tmp_path / "a")
     theirs, expected = run(8, tmp_path / "b")
     assert rates == expected
+    for a, b in zip(ours, theirs):
+        assert torch.equal(a, b)
+
+
+def test_a_scheduler_of_one_group_resumes(tmp_path):
+    def run(steps, folder):
+        model = net()
+        optimizer = fleet.optim.Adam(model, 0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        distributed = fleet.distributed_optimizer(optimizer)
+        position = fleet.DataPosition()
+        snapshots = fleet.Snapshots(distributed, str(folder), save_every=2, data=position, values={"schedule": schedule})
+        rate = optimizer.param_groups[0]["lr"]
+        for i in range(position.next_update, steps):
+            distributed.minimize((X, Y), lambda b: loss_of(model, *b))
+            schedule.step()
+            position.next_update = i + 1
+            snapshots.after_update()
+        snapshots.finish()
+        return [*model.parameters()], rate
+
+    run(4, tmp_path / "a")
+    ours, rate = run(7, tmp_path / "a")
+    theirs, _ = run(7, tmp_path / "b")
+    assert rate == 0.0025  # at once, not with the next update
     for a, b in zip(ours, theirs):
         assert torch.equal(a, b)

@@ -175,6 +175,10 @@ def test_what_cannot_be_is_refused():
     assert "model=model" in error.value.fix
     with pytest.raises(fleet.UsageError, match="str is no optimizer"):
         fleet.distributed_optimizer("adam", model=net())
+    with pytest.raises(fleet.UsageError, match="Sequential is no optimizer"):
+        fleet.distributed_optimizer(net())  # C++ has the model first
+    with pytest.raises(fleet.UsageError, match="got dict for a strategy"):
+        fleet.distributed_optimizer(fleet.optim.SGD(net()), {"amp": True})
     with pytest.raises(fleet.Error, match="tensor 0 of parameter group 0 of torch.optim.SGD is no parameter of the model"):
         fleet.distributed_optimizer(torch.optim.SGD(net().parameters(), 0.1), model=net())
 
