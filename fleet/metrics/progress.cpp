@@ -24,9 +24,9 @@ std::string_view environment(const char* name) {
   return value ? value : "";
 }
 
-// A terminal that cannot erase a line would show all of them: it gets plain lines.
+// A terminal or notebook that cannot erase a line would show all of them: it gets plain lines.
 bool is_terminal(int fd) {
-  if (environment("TERM") == "dumb") return false;
+  if (environment("TERM") == "dumb" || is_text_redirected(fd)) return false;
   return ::isatty(fd) == 1 || environment("FLEET_TTY") == "1";
 }
 

@@ -14,11 +14,15 @@
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
 #include "fleet/optim/option_checks.h"
+#include "fleet/optim/torch_optimizer_name.h"
 
 namespace fleet::optim {
 namespace {
 
 std::string type_name(const ::torch::optim::Optimizer& optimizer) {
+  if (const auto* named = dynamic_cast<const TorchOptimizerName*>(&optimizer)) {
+    return named->type_name();
+  }
   return c10::demangle(typeid(optimizer).name());
 }
 

@@ -117,6 +117,7 @@ std::vector<torch::Tensor> tensors_of(const SnapshotContents& contents) {
 }
 
 std::string numbers_of(const SnapshotContents& contents, int64_t last_step) {
+  if (contents.before_save) contents.before_save();
   HandedNumbers numbers{.last_step = last_step,
                         .data = contents.data.to_json(),
                         .values = write_values(contents.values)};

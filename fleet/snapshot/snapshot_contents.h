@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ struct SnapshotContents {
   std::vector<NamedModel> models = {};
   DataPosition data = {};
   std::vector<SnapshotValue> values = {};
+  /// Called before `values` are read for a snapshot, where they are copies of something else.
+  std::function<void()> before_save = {};
 
   /// One optimizer without a name.
   static SnapshotContents of(DistributedOptimizer& optimizer, const DataPosition& data = {},

@@ -117,6 +117,7 @@ void SnapshotWriter::copy() {
 }
 
 SnapshotWriter::Job SnapshotWriter::make_job() const {
+  if (contents_.before_save) contents_.before_save();
   Job job{.training = training_record(contents_)};
   for (const auto& [name, optimizer] : contents_.optimizers) {
     job.optimizers.push_back(

@@ -6,6 +6,8 @@ import types
 
 import torch
 
+from fleet._errors import UsageError
+
 
 class _Forward:
     """Takes the place of model.forward. Copies of the model have their own, without a budget."""
@@ -60,4 +62,6 @@ def attach(self, model):
     backward; of several before one backward, the last counts. Calls in eval mode and under no_grad are
     not touched.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"[memory] attach() got {type(model).__name__}, and needs the model whose forwards count\n  fix: budget.attach(model)")
     return Attachment(self, model)

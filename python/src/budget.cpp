@@ -3,6 +3,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include "fleet/core/error.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
 #include "fleet/core/torch/interception.h"
@@ -13,6 +14,9 @@
 #include "fleet/train/memory_budget.h"
 
 #include "bindings.h"
+#include "budget_text.h"
+#include "gil.h"
+#include "loss.h"
 #include "plan_view.h"
 
 namespace fleet::python {
@@ -36,6 +40,27 @@ class PythonGenerators {
   py::object random_, state_, numpy_, numpy_state_;
 };
 
+// Other ranks do not repeat the collectives that a forward or backward of DDP has begun.
+void refuse_to_repeat_collectives() {
+  const auto modules = py::module_::import("sys").attr("modules");
+  if (!modules.contains("torch.nn.parallel.distributed")) return;
+  const auto group = py::module_::import("torch").attr("distributed");
+  if (!group.attr("is_available")().cast<bool>() || !group.attr("is_initialized")().cast<bool>() ||
+      group.attr("get_world_size")().cast<int>() == 1) {
+    return;
+  }
+  const auto ddp = modules["torch.nn.parallel.distributed"].attr("DistributedDataParallel");
+  for (const auto& object : py::module_::import("gc").attr("get_objects")()) {
+    if (!py::isinstance(object, ddp)) continue;
+    throw Error("memory",
+                "this step ran out of memory within the budget, and is not tried again by another "
+                "plan: under DistributedDataParallel its collectives have begun, and the other "
+                "ranks would not repeat them",
+                "raise the budget; or train by fleet.distributed_optimizer with "
+                "recompute_configs = {\"memory_budget\": ...}, whose ranks try again together");
+  }
+}
+
 // Called without the GIL.
 torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples) {
   struct Call {
@@ -46,6 +71,13 @@ torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples
   std::optional<Call> call;
   {
     const py::gil_scoped_acquire gil;
+    if (PyCallable_Check(loss.ptr()) == 0) {
+      throw UsageError("memory",
+                       format("step() got {}, and needs a function that runs the forward, so that "
+                              "the budget is in force there",
+                              type_name(loss)),
+                       "budget.step(lambda: model(**batch).loss)");
+    }
     call.emplace(loss);
   }
   struct Free {
@@ -63,6 +95,7 @@ torch::Tensor step(MemoryBudget& budget, const py::object& loss, int64_t samples
   };
   const auto before_retry = [&] {
     const py::gil_scoped_acquire gil;
+    refuse_to_repeat_collectives();
     PyGC_Collect();  // frames that refer to each other hold tensors
     call->generators.restore();
   };
@@ -162,7 +195,7 @@ gradients are those of plain training, bit for bit. Parameters and optimizer are
         loss = budget.step(lambda: model(**batch).loss)  # forward and backward
         optimizer.step(); optimizer.zero_grad()
 
-budget: a size; a fraction of what the process may have ("60%"); or of what plain training
+budget: a size ("8GiB", or a number of bytes); a fraction of what the process may have ("60%"); or of what plain training
     takes ("50% of plain"), known after the second step. It counts all CPU tensors made while the
     budget lives, and those that the forward reads.
 offload: values may wait in a file.
@@ -170,13 +203,12 @@ offload: values may wait in a file.
 The first two steps evict on demand, the second is measured, and from the third on a plan is
 followed. Batches of other shapes are measured again; pass `samples` to give them plans of their own.
 )")
-      .def(py::init([](const std::string& budget, bool offload) {
+      .def(py::init([](const py::object& budget, bool offload) {
              return std::make_shared<MemoryBudget>(
-                 MemoryBudgetOptions{.budget = budget, .offload = offload});
+                 MemoryBudgetOptions{.budget = budget_text(budget), .offload = offload});
            }),
            py::arg("budget"), py::kw_only(), py::arg("offload") = false)
-      .def("step", &step, py::arg("loss"), py::kw_only(), py::arg("samples") = 0,
-           py::call_guard<py::gil_scoped_release>(), R"(
+      .def("step", &step, py::arg("loss"), py::kw_only(), py::arg("samples") = 0, Release(), R"(
 Calls `loss()`, which runs the forward and returns the loss, and then backward. Returns the loss,
 detached.
 

@@ -86,12 +86,13 @@ py::object call_python(const py::object& fn) {
   throw_out_of_memory(text);  // without the Python exception
 }
 
-torch::Tensor loss_tensor(const py::object& result) {
-  if (THPVariable_Check(result.ptr())) return THPVariable_Unpack(result.ptr());
-  throw UsageError("loss",
-                   format("the closure returned {}, and the loss must be a tensor",
-                          std::string(py::str(py::type::of(result).attr("__name__")))),
-                   "return the loss itself: lambda: model(**batch).loss");
+std::string type_name(const py::object& object) {
+  const auto type = py::type::of(object);
+  const auto name = type.attr("__name__").cast<std::string>();
+  const auto torch_optim = py::module_::import("torch.optim");
+  const bool is_torch =
+      py::hasattr(torch_optim, name.c_str()) && py::object(torch_optim.attr(name.c_str())).is(type);
+  return is_torch ? "torch.optim." + name : name;
 }
 
 void bind_errors() {

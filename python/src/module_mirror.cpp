@@ -34,10 +34,12 @@ class Mirror final : public torch::nn::Module {
 
 ModelHandle mirror(const py::object& module) {
   if (!py::isinstance(module, py::module_::import("torch").attr("nn").attr("Module"))) {
-    throw UsageError("optim",
-                     "the optimizer knows its parameters and not the model, whose names, buffers "
-                     "and modules strategies need",
-                     "make it with the model: fleet.optim.Adam(model, lr=...)");
+    throw UsageError(
+        "optim",
+        "the optimizer knows its parameters and not the model, whose names, buffers "
+        "and modules strategies need",
+        "make it with the model, fleet.optim.Adam(model, lr=...), or pass model=model to "
+        "fleet.distributed_optimizer");
   }
   return ModelHandle(std::make_shared<Mirror>(module));
 }

@@ -5,6 +5,7 @@
 #include "fleet/optim/passes/tensor_updates.h"
 
 #include "bindings.h"
+#include "gil.h"
 #include "module_mirror.h"
 
 namespace fleet::python {
@@ -35,7 +36,7 @@ using Rule = void (*)(std::span<optim::TensorUpdate>, const Options&);
 
 template <typename Options>
 void run(Rule<Options> rule, const Updates& updates, const Options& options) {
-  const py::gil_scoped_release no_gil;
+  const ReleaseGil no_gil;
   auto list = updates.list();
   rule(list, options);
 }

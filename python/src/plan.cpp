@@ -12,9 +12,25 @@
 #include "fleet/memory/plan/profile/meta_profile.h"
 
 #include "bindings.h"
+#include "budget_text.h"
+#include "gil.h"
+#include "loss.h"
 #include "plan_view.h"
 
 namespace fleet::python {
+
+// A number this small was meant in another unit.
+std::string budget_text(const py::object& budget) {
+  constexpr int64_t kLeast = 1 << 20;
+  if (py::isinstance<py::str>(budget)) return budget.cast<std::string>();
+  const bool is_whole = py::isinstance<py::int_>(budget) && !py::isinstance<py::bool_>(budget);
+  if (is_whole && budget.cast<int64_t>() >= kLeast) return std::to_string(budget.cast<int64_t>());
+  throw UsageError("memory",
+                   format("the budget is {}{}", std::string(py::str(budget)),
+                          is_whole ? " bytes" : ", which is no amount of memory"),
+                   "write a size like \"8GiB\" or a number of bytes, \"60%\" of what this process "
+                   "may have, or \"50% of plain\"");
+}
 
 std::optional<PlanView> PlanView::of(const MemoryBudget& budget, int64_t samples) {
   auto plan = budget.plan(samples);
@@ -45,8 +61,9 @@ class MetaCounting {
   std::optional<memory::BudgetAllocatorScope> scope_;
 };
 
-PlanView plan_on_meta(const py::object& loss, const std::string& budget, double gflops,
+PlanView plan_on_meta(const py::object& loss, const py::object& given, double gflops,
                       double bandwidth) {
+  const auto budget = budget_text(given);
   const auto amount = memory::BudgetAmount::parse(budget);
   if (!amount) {
     throw UsageError("plan", format("'{}' is no amount of memory", budget),
@@ -55,7 +72,7 @@ PlanView plan_on_meta(const py::object& loss, const std::string& budget, double 
   }
   auto profile = std::make_shared<memory::StepProfile>();
   {
-    const py::gil_scoped_release no_gil;
+    const ReleaseGil no_gil;
     *profile = memory::profile_on_meta(
         [&] {
           const py::gil_scoped_acquire gil;

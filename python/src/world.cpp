@@ -2,11 +2,11 @@
 #include "fleet/comm/world.h"
 
 #include "bindings.h"
+#include "gil.h"
 
 namespace fleet::python {
 
 void bind_world(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<PaddleCloudRoleMaker>(m, "PaddleCloudRoleMaker",
                                    "The guide's role: from the environment.")
       .def(py::init([](bool is_collective) {
@@ -16,7 +16,7 @@ void bind_world(py::module_& m) {
   m.def(
       "init",
       [](const PaddleCloudRoleMaker* role, bool is_collective) {
-        const py::gil_scoped_release no_gil;
+        const ReleaseGil no_gil;
         fleet::init(role ? *role : PaddleCloudRoleMaker{.is_collective = is_collective});
       },
       py::arg("role") = nullptr, py::arg("is_collective") = true, R"(

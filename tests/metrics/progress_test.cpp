@@ -10,8 +10,12 @@
 #include <cstdlib>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 
 #include <gtest/gtest.h>
+
+#include "fleet/core/process/standard_output.h"
 
 namespace fleet {
 namespace {
@@ -112,6 +116,26 @@ TEST_F(ProgressOnATerminalTest, DrawsAboutTenTimesASecond) {
   const auto drawn = std::count(text.begin(), text.end(), '\r') - 1;  // less the erasing
   EXPECT_GE(drawn, 2);
   EXPECT_LE(drawn, took.count() / 0.1 + 2);
+}
+
+TEST_F(ProgressOnATerminalTest, WritesPlainLinesWhereASinkTakesItsText) {
+  static std::string taken;
+  static int fd = -1;
+  const Channel terminal = Channel::terminal(100);
+  fd = terminal.writer();
+  set_text_sink([](int to, std::string_view text) {
+    if (to == fd) taken += text;
+    return to == fd;
+  });
+  {
+    Progress progress("epoch 1/5", 1000, {.fd = fd});
+    for (int i = 0; i < 1000; ++i) progress.advance(1);
+  }
+  set_text_sink(nullptr);
+  write_text(fd, "again");
+  EXPECT_EQ(pieces(taken, '\n').size(), 10u) << taken;
+  EXPECT_EQ(taken.find('\r'), std::string::npos) << taken;
+  EXPECT_EQ(terminal.text(), "again");
 }
 
 TEST_F(ProgressOnATerminalTest, FitsTheTerminal) {

@@ -435,3 +435,30 @@ def test_plans_of_a_language_model_for_what_a_tokenizer_returns():
     assert plan.predicted_peak <= plan.budget < plan.plain_peak
     same = fleet.plan(model, transformers.BatchEncoding(batch), budget="70% of plain")
     assert same.predicted_peak == plan.predicted_peak
+
+
+def test_what_is_no_budget_says_what_to_write():
+    for wrong in (8, 0.6, None, True):
+        with pytest.raises(fleet.UsageError, match="the budget is") as error:
+            fleet.MemoryBudget(wrong)
+        assert '"8GiB"' in error.value.fix
+        with pytest.raises(fleet.UsageError, match="the budget is"):
+            fleet.plan(torch.nn.Linear(2, 2), torch.ones(1, 2), budget=wrong)
+    assert fleet.MemoryBudget(1 << 30).step(lambda: torch.ones(2, requires_grad=True).sum()) == 2
+
+
+def test_a_loss_in_place_of_a_function_says_what_to_write():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(fleet.UsageError, match=r"step\(\) got Tensor, and needs a function") as error:
+        fleet.MemoryBudget("1GiB").step(model(torch.ones(1, 2)).sum())
+    assert "lambda" in error.value.fix
+    optimizer = fleet.distributed_optimizer(fleet.optim.SGD(model))
+    for arguments in ((model(torch.ones(1, 2)).sum(),), (torch.ones(1, 2), model(torch.ones(1, 2)).sum())):
+        with pytest.raises(fleet.UsageError, match=r"minimize\(\) got Tensor for a loss") as error:
+            optimizer.minimize(*arguments)
+        assert "lambda" in error.value.fix
+
+
+def test_attach_needs_a_model():
+    with pytest.raises(fleet.UsageError, match=r"attach\(\) got str"):
+        fleet.MemoryBudget("1GiB").attach("model")

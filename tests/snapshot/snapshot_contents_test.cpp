@@ -327,6 +327,22 @@ TEST(SnapshotValueTest, ASnapshotHoldsTheValuesOfItsMoment) {
   EXPECT_TRUE(torch::equal(sum, torch::ones({3})));
 }
 
+TEST(SnapshotValueTest, CopiesAreBroughtUpToDateBeforeEachSnapshot) {
+  const TemporaryFolder folder;
+  TrainingRank rank({}, single_rank());
+  int64_t original = 1, copy = 0;
+  auto contents = SnapshotContents::of(rank.optimizer(), {}, {{"copy", &copy}});
+  contents.before_save = [&] { copy = original; };
+  {
+    Snapshots snapshots({.snapshot_dir = folder.path()}, contents);
+    original = 5;
+    snapshots.save();
+  }
+  copy = 0;
+  const Snapshots snapshots({.snapshot_dir = folder.path()}, contents);
+  EXPECT_EQ(copy, 5);
+}
+
 TEST(SnapshotValueTest, AnotherTypeIsNamedAndNothingIsSet) {
   const TemporaryFolder folder;
   TrainingRank rank({}, single_rank());

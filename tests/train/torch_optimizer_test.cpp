@@ -6,6 +6,7 @@
 #include <torch/optim.h>
 #include <torch/serialize/archive.h>
 
+#include "fleet/optim/torch_optimizer_name.h"
 #include "fleet/snapshot/snapshots.h"
 
 #include "tests/data/temporary_folder.h"
@@ -524,6 +525,21 @@ TEST(TorchOptimizerTest, WhatCannotWorkIsRefusedInASentence) {
   EXPECT_TRUE(says(refused(std::make_shared<torch::optim::SGD>(std::vector<OptimizerParamGroup>{},
                                                                torch::optim::SGDOptions(0.1))),
                    "torch::optim::SGD has no parameter group"));
+}
+
+/// Stands for one of another language.
+class Adapter : public Sign, public optim::TorchOptimizerName {
+ public:
+  using Sign::Sign;
+  std::string type_name() const override { return "torch.optim.Sign"; }
+};
+
+TEST(TorchOptimizerTest, AnAdapterTellsItsName) {
+  auto net = small_net();
+  EXPECT_EQ(optim::TorchOptimizer(
+                net, std::make_shared<Adapter>(std::vector<OptimizerParamGroup>{net->parameters()}))
+                .name(),
+            "torch.optim.Sign");
 }
 
 /// Puts new tensors where the parameters were.

@@ -12,6 +12,7 @@
 namespace fleet {
 namespace {
 
+std::atomic<TextSink> g_sink{nullptr};
 std::atomic<int> g_first_error{0};  // errno of the first write to standard output that failed
 
 void remember(int error) {
@@ -25,7 +26,16 @@ void flush() {
 
 }  // namespace
 
+void set_text_sink(TextSink sink) { g_sink = sink; }
+
+bool is_text_redirected(int fd) {
+  const TextSink sink = g_sink;
+  return sink && sink(fd, {});
+}
+
 void write_text(int fd, std::string_view text) {
+  if (text.empty()) return flush();
+  if (const TextSink sink = g_sink; sink && sink(fd, text)) return;
   flush();
   while (!text.empty()) {
     const auto wrote = ::write(fd, text.data(), text.size());

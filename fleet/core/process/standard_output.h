@@ -12,6 +12,16 @@ namespace fleet {
 /// with it.
 void write_text(int fd, std::string_view text);
 
+/// Takes text in the place of a file descriptor; false: it does not, and the text is written. Empty
+/// text only asks. Called by any thread, under any lock.
+using TextSink = bool (*)(int fd, std::string_view text);
+
+/// For a program whose user looks elsewhere: a notebook, say. Null: none, as at the start.
+void set_text_sink(TextSink sink);
+
+/// Whether text for `fd` goes to a sink, so that a terminal behind `fd` does not count.
+bool is_text_redirected(int fd);
+
 /// Why standard output could not be written by now, of `write_text` or of stdio; empty: it could.
 std::string standard_output_problem();
 
