@@ -2,7 +2,10 @@
 #include "fleet/memory/eviction/eviction_pool.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <ranges>
+#include <utility>
 
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/replay/region.h"
@@ -37,6 +40,7 @@ struct EvictionPool::Neighbourhood {
 };
 
 struct EvictionPool::Group {
+  EvictionPool* pool = nullptr;
   const c10::StorageImpl* storage = nullptr;
   int64_t bytes = 0;
   bool is_pinned = false;
@@ -92,7 +96,7 @@ void EvictionPool::add(const std::shared_ptr<KeptValue>& kept, int storage, int 
   if (!is_new) {
     auto& known = candidates_[place->second];
     if (known.kept.lock() == kept) {
-      known.last_use = reader;
+      if (known.uses.back() != reader) known.uses.push_back(reader);
       return;
     }
     place->second = candidates_.size();  // another one at the same address
@@ -101,7 +105,7 @@ void EvictionPool::add(const std::shared_ptr<KeptValue>& kept, int storage, int 
   const auto maker = maker_.find(storage);
   const int op = origin.op >= 0 ? origin.op : maker == maker_.end() ? -1 : maker->second;
   if (!contains(op)) return;
-  candidates_.push_back({.kept = kept, .op = op, .last_use = reader, .is_result = origin.op < 0});
+  candidates_.push_back({.kept = kept, .op = op, .uses = {reader}, .is_result = origin.op < 0});
   at(op).values.push_back(kept);
 }
 
@@ -185,9 +189,11 @@ void EvictionPool::join(const Candidate& candidate) {
   for (const int op : around.ops) at(op).component = root;
 }
 
-// Seconds of the forward between the op that runs and the one whose backward reads the value.
+// Seconds of the forward between the op that runs and the next whose backward reads the value; once
+// all have, only replays of what is computed from it do.
 double EvictionPool::distance_of(const Candidate& candidate) const {
-  const int use = candidate.last_use <= position_ ? candidate.last_use : candidate.op;
+  const auto passed = std::ranges::upper_bound(candidate.uses, position_);
+  const int use = passed == candidate.uses.begin() ? candidate.op : *std::prev(passed);
   return std::max(at(position_).clock - at(std::min(use, position_)).clock, 0.0);
 }
 
@@ -211,7 +217,8 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
     const auto* const storage = storage_of(kept->tensor());
     const auto [place, is_new] = by_storage.try_emplace(storage, result.size());
     if (is_new) {
-      result.push_back({.storage = storage, .bytes = static_cast<int64_t>(storage->nbytes())});
+      result.push_back(
+          {.pool = this, .storage = storage, .bytes = static_cast<int64_t>(storage->nbytes())});
     }
     auto& group = result[place->second];
     group.candidates.push_back(i);
@@ -226,38 +233,32 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
   return result;
 }
 
-int64_t EvictionPool::evict_here(int64_t bytes) {
+// `later`: seconds of the forward until backward comes to this pool's ops.
+std::vector<EvictionPool::Group> EvictionPool::scored_groups(double later) {
   auto all = groups();
-  const double tiny = ops_.empty() ? 1 : ops_.back().clock / static_cast<double>(ops_.size());
+  const double tiny = ops_.back().clock / static_cast<double>(ops_.size());
   for (auto& group : all) {
     double seconds = 0, distance = at(position_).clock;
     for (const size_t i : group.candidates) {
       seconds += neighbourhood_of(candidates_[i]).seconds;
       distance = std::min(distance, distance_of(candidates_[i]));
     }
-    group.score = seconds / (static_cast<double>(group.bytes) * (distance + tiny));
+    group.score = seconds / (static_cast<double>(group.bytes) * (later + distance + tiny));
   }
-  std::ranges::sort(all, {}, &Group::score);
-  // The bits of a dropout's mask need room before it is freed.
-  const auto has_results_only = [&](const Group& group) {
-    return std::ranges::all_of(group.candidates,
-                               [&](size_t i) { return candidates_[i].is_result; });
-  };
-  const auto first = std::ranges::find_if(all, has_results_only);
-  if (first != all.end()) std::rotate(all.begin(), first, first + 1);
-  int64_t freed = 0;
-  for (const auto& group : all) {
-    if (freed >= bytes) break;
-    for (const size_t i : group.candidates) {
-      const auto kept = candidates_[i].kept.lock();
-      if (before_evict_) before_evict_(*kept);
-      kept->evict();
-      join(candidates_[i]);
-    }
-    freed += counted_bytes(static_cast<size_t>(group.bytes));
+  return all;
+}
+
+void EvictionPool::evict(const Group& group) {
+  for (const size_t i : group.candidates) {
+    const auto kept = candidates_[i].kept.lock();
+    if (before_evict_) before_evict_(*kept);
+    kept->evict();
+    join(candidates_[i]);
   }
-  if (freed > 0 && evicted_) evicted_(freed);
-  return freed;
+}
+
+bool EvictionPool::has_results_only(const Group& group) const {
+  return std::ranges::all_of(group.candidates, [&](size_t i) { return candidates_[i].is_result; });
 }
 
 int64_t EvictionPool::evict(int64_t bytes) {
@@ -270,11 +271,33 @@ int64_t EvictionPool::evict(int64_t bytes) {
   const std::scoped_lock lock(registry.mutex);
   const UnrecordedScope unrecorded;
   bytes = std::max(bytes, BudgetAllocator::cpu().counter().live() / kAtOnce);
-  int64_t freed = 0;
-  for (auto* pool : registry.pools) {
+  // Those of a later forward are read by backward before those of an earlier one.
+  std::vector<EvictionPool*> pools;
+  std::vector<Group> all;
+  double later = 0;
+  for (auto* pool : registry.pools | std::views::reverse) {
     if (pool->thread_.load() != std::this_thread::get_id() || pool->ops_.empty()) continue;
-    if (freed < bytes) freed += pool->evict_here(bytes - freed);
+    pools.push_back(pool);
+    auto groups = pool->scored_groups(later);
+    all.insert(all.end(), std::make_move_iterator(groups.begin()),
+               std::make_move_iterator(groups.end()));
+    later += pool->at(pool->position_).clock;
   }
+  std::ranges::sort(all, {}, &Group::score);
+  // The bits of a dropout's mask need room before it is freed.
+  const auto first = std::ranges::find_if(
+      all, [](const Group& group) { return group.pool->has_results_only(group); });
+  if (first != all.end()) std::rotate(all.begin(), first, first + 1);
+  int64_t freed = 0;
+  for (const auto& group : all) {
+    if (freed >= bytes) break;
+    group.pool->evict(group);
+    freed += counted_bytes(static_cast<size_t>(group.bytes));
+  }
+  // The observer of one is that of all: a step is measured as a whole.
+  const auto observed = std::ranges::find_if(
+      pools, [](const auto* pool) { return static_cast<bool>(pool->evicted_); });
+  if (freed > 0 && observed != pools.end()) (*observed)->evicted_(freed);
   return freed;
 }
 

@@ -70,7 +70,8 @@ class EvictionPool {
     EvictionPool& pool_;
   };
 
-  /// Evicts values of all pools of this thread until `bytes` are freed. Returns what was.
+  /// Evicts values of all pools of this thread, whichever have the least score, until `bytes` are
+  /// freed. Returns what was.
   static int64_t evict(int64_t bytes);
 
  private:
@@ -88,8 +89,8 @@ class EvictionPool {
   };
   struct Candidate {
     std::weak_ptr<KeptValue> kept;
-    int op = 0;        // that makes it
-    int last_use = 0;  // the op whose backward reads it first
+    int op = 0;                     // that makes it
+    c10::SmallVector<int, 2> uses;  // ops whose backwards read it, in the order of the forward
     bool is_result = true;
   };
   struct Group;  // candidates in one storage
@@ -104,7 +105,9 @@ class EvictionPool {
   void join(const Candidate& candidate);
   double distance_of(const Candidate& candidate) const;
   std::vector<Group> groups();
-  int64_t evict_here(int64_t bytes);
+  std::vector<Group> scored_groups(double later);
+  bool has_results_only(const Group& group) const;
+  void evict(const Group& group);
 
   int first_op_;
   std::vector<Op> ops_;
