@@ -28,10 +28,10 @@ struct ChainPath {
 /// edge, what the edges before it hold and what it needs itself.
 ///
 /// Exact while nothing is offloaded and no stage has more than `max_labels` trade-offs between time
-/// and memory; of more, those are followed that lie nearest to the best mixes of others. A path
-/// that takes more than `seconds_limit` is not looked for. Bytes that are offloaded in one and in
-/// two edges are treated as one, so that a better path may be missed. The result always fits.
-/// O(edges x labels).
+/// and memory; of more, those are followed that lie nearest to the best mixes of others, and of
+/// those with nearly the same bytes, the quickest only. A path that takes more than `seconds_limit`
+/// is not looked for. Bytes that are offloaded in one and in two edges are treated as one, so that
+/// a better path may be missed. The result always fits. O(edges x labels).
 ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t limit,
                        size_t max_labels = 2000,
                        double seconds_limit = std::numeric_limits<double>::infinity());
