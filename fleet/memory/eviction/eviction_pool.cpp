@@ -2,13 +2,16 @@
 #include "fleet/memory/eviction/eviction_pool.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <mutex>
 #include <ranges>
 #include <utility>
 
+#include "fleet/core/seconds_since.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/replay/region.h"
+#include "fleet/memory/replay/replay.h"
 #include "fleet/memory/tape/tensor_storage.h"
 #include "fleet/memory/tape/unrecorded_scope.h"
 
@@ -267,6 +270,7 @@ int64_t EvictionPool::evict(int64_t bytes) {
     Evicting() { t_evicting = true; }
     ~Evicting() { t_evicting = false; }
   } const evicting;
+  const auto began = std::chrono::steady_clock::now();
   auto& registry = Registry::get();
   const std::scoped_lock lock(registry.mutex);
   const UnrecordedScope unrecorded;
@@ -294,10 +298,12 @@ int64_t EvictionPool::evict(int64_t bytes) {
     group.pool->evict(group);
     freed += counted_bytes(static_cast<size_t>(group.bytes));
   }
+  const double seconds = seconds_since(began);
+  leave_out_of_replay(seconds);
   // The observer of one is that of all: a step is measured as a whole.
   const auto observed = std::ranges::find_if(
       pools, [](const auto* pool) { return static_cast<bool>(pool->evicted_); });
-  if (freed > 0 && observed != pools.end()) (*observed)->evicted_(freed);
+  if (observed != pools.end()) (*observed)->evicted_(freed, seconds);
   return freed;
 }
 

@@ -39,8 +39,10 @@ class EvictionPool {
   void set_before_evict(std::function<void(const KeptValue&)> before) {
     before_evict_ = std::move(before);
   }
-  /// Called with the bytes that an eviction freed.
-  void set_evicted(std::function<void(int64_t bytes)> evicted) { evicted_ = std::move(evicted); }
+  /// Called with the bytes that an eviction freed, which may be none, and the seconds that it took.
+  void set_evicted(std::function<void(int64_t bytes, double seconds)> evicted) {
+    evicted_ = std::move(evicted);
+  }
 
   // In forward, in the order of the ops.
   void add_op(const OpRecord& record, const TapeValues& values, double seconds);
@@ -116,7 +118,7 @@ class EvictionPool {
   std::unordered_map<const KeptValue*, size_t> index_;  // of candidates
   std::unordered_map<int, int> maker_;                  // by storage id: the last op that wrote it
   std::function<void(const KeptValue&)> before_evict_;
-  std::function<void(int64_t)> evicted_;
+  std::function<void(int64_t, double)> evicted_;
   int position_ = 0;  // the op that ran last, or whose backward does
   bool is_forward_ = true;
   int walks_ = 0;
