@@ -41,21 +41,35 @@ StepProfile::Op op_of(const std::string& name, double seconds) {
 
 TEST(ReplayTimesTest, EstimatesWhatWasNotReplayedByTheOpsOfItsName) {
   StepProfile profile;
-  for (int i = 0; i < 4; ++i) profile.ops.push_back(op_of("aten::add", 1 + i));
+  for (int i = 0; i < 4; ++i) {
+    profile.ops.push_back(op_of("aten::add", 1 + i));
+    profile.ops.back().made_bytes = i;  // none is equal to another
+  }
   profile.ops.push_back(op_of("aten::exp", 10));
   ReplayTimes times;
   for (int i = 0; i < 3; ++i) times.replayed(i, 3.0 * (1 + i));
-  times.replayed(0, 5);  // once more
+  times.replayed(0, 5);  // once more: 4 on average
   times.recomputed(0.25);
   times.recomputed(0.5);
   times.recomputed(9);  // disturbed
+  EXPECT_DOUBLE_EQ(times.seconds(), 3 + 6 + 9 + 5 + 0.25 + 0.5 + 9);
   times.write_into(profile, &StepProfile::Op::seconds);
-  EXPECT_DOUBLE_EQ(profile.ops[0].replay_seconds, 4);
+  EXPECT_DOUBLE_EQ(profile.ops[0].replay_seconds, 3.5);  // one sample, and what the others say
   EXPECT_DOUBLE_EQ(profile.ops[1].replay_seconds, 6);
   EXPECT_DOUBLE_EQ(profile.ops[3].replay_seconds, 12);
   EXPECT_DOUBLE_EQ(profile.ops[4].replay_seconds, 30);  // no other of its name: as all
   EXPECT_DOUBLE_EQ(profile.recompute_overhead, 0.5);
-  EXPECT_DOUBLE_EQ(times.seconds(), 3 + 6 + 9 + 5 + 0.25 + 0.5 + 9);
+}
+
+TEST(ReplayTimesTest, EqualOpsHaveTheMedianOfTheirReplays) {
+  StepProfile profile;
+  for (int i = 0; i < 7; ++i) profile.ops.push_back(op_of("aten::add", 1));
+  ReplayTimes times;
+  times.replayed(1, 2);
+  times.replayed(2, 1000);  // disturbed
+  times.replayed(4, 3);
+  times.write_into(profile, &StepProfile::Op::seconds);
+  for (size_t i = 1; i < 6; ++i) EXPECT_DOUBLE_EQ(profile.ops[i].replay_seconds, 3);
 }
 
 TEST(ReplayTimesTest, ComputedTimesHaveNoOverhead) {

@@ -2,55 +2,16 @@
 #include "fleet/memory/plan/profile/profiler.h"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
-#include <tuple>
 #include <unordered_set>
 
 #include "fleet/core/seconds_since.h"
+#include "fleet/memory/plan/profile/equal_ops.h"
 #include "fleet/memory/replay/mask_bits.h"
 
 namespace fleet::memory {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Two ops do the same work if they have the same name, cost and sizes, and the same ops before and
-// behind them.
-using Work = std::tuple<std::string, std::string, std::string, double, double, int64_t, size_t>;
-
-Work work_of(const StepProfile& profile, size_t i) {
-  const auto name = [&](size_t k) { return k < profile.ops.size() ? profile.ops[k].name : ""; };
-  const auto& op = profile.ops[i];
-  return {name(i - 1),   op.name,       name(i + 1),    op.cost.flops,
-          op.cost.bytes, op.made_bytes, op.saves.size()};
-}
-
-// Gives each of these ops their median time; returns by how much the sum fell.
-double take_median(StepProfile& profile, const std::vector<size_t>& same,
-                   double StepProfile::Op::*time) {
-  std::vector<double> times;
-  for (const size_t i : same) times.push_back(profile.ops[i].*time);
-  const auto sum = std::accumulate(times.begin(), times.end(), 0.0);
-  const auto median = times.begin() + std::ssize(times) / 2;
-  std::nth_element(times.begin(), median, times.end());
-  for (const size_t i : same) profile.ops[i].*time = *median;
-  return sum - *median * static_cast<double>(same.size());
-}
-
-// The same work takes the same time, as in the blocks of a transformer: medians remove what other
-// processes added.
-void take_medians(StepProfile& profile) {
-  using Op = StepProfile::Op;
-  std::map<Work, std::vector<size_t>> works;
-  for (size_t i = 0; i < profile.ops.size(); ++i) works[work_of(profile, i)].push_back(i);
-  for (const auto& [work, same] : works) {
-    if (same.size() < 3) continue;
-    take_median(profile, same, &Op::replay_seconds);
-    profile.forward_seconds -= take_median(profile, same, &Op::seconds);
-    profile.backward_seconds -= take_median(profile, same, &Op::backward_seconds);
-  }
-}
 
 }  // namespace
 
@@ -208,7 +169,7 @@ StepProfile Profiler::finish() {
   node_ = -1;
   replays_.write_into(profile_, &StepProfile::Op::seconds);
   estimate_dropouts();
-  take_medians(profile_);
+  share_medians(profile_);
   return std::move(profile_);
 }
 

@@ -4,18 +4,15 @@
 #include <algorithm>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+
+#include "fleet/memory/plan/profile/equal_ops.h"
 
 namespace fleet::memory {
 namespace {
 
-constexpr size_t kEnough = 3;     // replayed ops of a name; below, those of all names count
-constexpr double kMostRatio = 4;  // beyond, the clock was disturbed
-
-double median(std::vector<double> numbers) {
-  const auto middle = numbers.begin() + std::ssize(numbers) / 2;
-  std::ranges::nth_element(numbers, middle);
-  return *middle;
-}
+constexpr size_t kEnough = 3;    // samples; of fewer one may have been disturbed
+constexpr double kMaxRatio = 4;  // beyond, the clock was disturbed
 
 }  // namespace
 
@@ -38,25 +35,29 @@ void ReplayTimes::write_into(StepProfile& profile, double StepProfile::Op::*time
     if (number >= std::ssize(profile.ops)) continue;  // of a longer forward
     const auto& op = profile.ops[static_cast<size_t>(number)];
     if (op.*time <= 0) continue;
-    const auto ratio = std::min(times.seconds / times.count / (op.*time), kMostRatio);
+    const auto ratio = std::min(times.mean() / (op.*time), kMaxRatio);
     all.push_back(ratio);
     by_name[op.name].push_back(ratio);
   }
-  const double of_all = all.size() < kEnough ? 1 : median(all);
-  std::unordered_map<std::string_view, double> of_name;
-  for (const auto& [name, ratios] : by_name) {
-    if (ratios.size() >= kEnough) of_name[name] = median(ratios);
-  }
-  for (size_t i = 0; i < profile.ops.size(); ++i) {
-    auto& op = profile.ops[i];
-    if (const auto known = by_op_.find(static_cast<int>(i)); known != by_op_.end()) {
-      op.replay_seconds = known->second.seconds / known->second.count;
-      continue;
+  const double ratio_of_all = all.size() < kEnough ? 1 : median_of(all);
+  const auto estimate = [&](const StepProfile::Op& op) {
+    const auto ratios = by_name.find(op.name);
+    const bool is_known = ratios != by_name.end() && ratios->second.size() >= kEnough;
+    return op.*time * (is_known ? median_of(ratios->second) : ratio_of_all);
+  };
+  for (const auto& same : equal_ops(profile)) {
+    std::vector<double> samples;
+    for (const size_t i : same) {
+      const auto known = by_op_.find(static_cast<int>(i));
+      if (known != by_op_.end()) samples.push_back(known->second.mean());
     }
-    const auto ratio = of_name.find(op.name);
-    op.replay_seconds = op.*time * (ratio == of_name.end() ? of_all : ratio->second);
+    for (const size_t i : same) {
+      auto of_op = samples;
+      if (of_op.size() < kEnough) of_op.push_back(estimate(profile.ops[i]));
+      profile.ops[i].replay_seconds = median_of(std::move(of_op));
+    }
   }
-  if (!overheads_.empty()) profile.recompute_overhead = median(overheads_);
+  if (!overheads_.empty()) profile.recompute_overhead = median_of(overheads_);
 }
 
 }  // namespace fleet::memory

@@ -19,14 +19,16 @@ class ReplayTimes final : public ReplayObserver {
   /// Of all of them.
   double seconds() const { return seconds_; }
 
-  /// Sets the replay times of these ops. Those of all others are estimated: `time` of an op that
-  /// was not replayed becomes as much longer or shorter as that of the replayed ones of its name.
+  /// Sets the replay times of all ops. Equal ops have the median of their replays. Where these are
+  /// fewer than three, an estimate is one of the samples: `time` of the op, as much longer or
+  /// shorter as the replays of its name were.
   void write_into(StepProfile& profile, double StepProfile::Op::*time) const;
 
  private:
   struct Times {
     double seconds = 0;
     int count = 0;
+    double mean() const { return seconds / count; }
   };
   std::map<int, Times> by_op_;
   std::vector<double> overheads_;

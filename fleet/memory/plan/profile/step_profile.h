@@ -57,7 +57,7 @@ struct StepProfile {
   double backward_seconds = 0;    // without replays
   double recompute_overhead = 0;  // seconds of each recomputation, beside its ops
   int64_t measured_peak = 0;      // of the measured step, as it was run
-  int backwards = 1;  // that the graph is kept for: what is held stays until the last
+  int backwards = 1;              // that the graph is kept for: what is held stays until the last
 
   double plain_seconds() const { return forward_seconds + backward_seconds; }
   int64_t saved_bytes() const;
