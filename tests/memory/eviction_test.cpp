@@ -24,7 +24,7 @@ class Eviction : public ::testing::Test {
  protected:
   struct Made {
     std::shared_ptr<KeptValue> kept;
-    int storage = -1;
+    int value = -1, storage = -1;
   };
 
   void begin_segment() {
@@ -33,9 +33,10 @@ class Eviction : public ::testing::Test {
     regions_.back()->evict_on_demand();
   }
 
-  // An op that took so long. Its result is kept.
-  Made op(double seconds) {
+  // An op that took so long, and read the result of another. Its own is kept.
+  Made op(double seconds, const Made& input) {
     auto record = std::make_shared<OpRecord>(next_, tanh_op(), OpTraits::of(tanh_op()));
+    if (input.value >= 0) record->inputs.push_back({.value = input.value});
     auto& region = regions_.back();
     const auto tensor = torch::ones({64, 1024});
     const int value = values_.number_of(tensor, next_, region.get());
@@ -46,8 +47,10 @@ class Eviction : public ::testing::Test {
     const auto kept =
         std::make_shared<KeptValue>(tensor, KeptValue::Origin{.value = value, .time = next_});
     region->add(kept);
-    return {.kept = kept, .storage = values_.storage_id_of(value)};
+    return {.kept = kept, .value = value, .storage = values_.storage_id_of(value)};
   }
+
+  Made op(double seconds) { return op(seconds, Made()); }
 
   // The op that was called last saves it.
   void save(const Made& made) { regions_.back()->pool()->add(made.kept, made.storage, next_ - 1); }
@@ -110,6 +113,26 @@ TEST_F(Eviction, ComparesTheValuesOfAllSegments) {
   EXPECT_GT(EvictionPool::evict(1), 0);
   EXPECT_TRUE(costly.kept->is_resident());
   EXPECT_FALSE(cheap.kept->is_resident());
+}
+
+// A value becomes costlier to evict with each neighbour that is evicted: of a chain, some stay in
+// between, also where one scan serves many evictions.
+TEST_F(Eviction, LeavesValuesBetweenThoseThatItEvicts) {
+  begin_segment();
+  std::vector<Made> chain;
+  for (int i = 0; i < 64; ++i) {
+    chain.push_back(op(1, chain.empty() ? Made() : chain.back()));
+    save(chain.back());
+  }
+  for (int i = 0; i < 12; ++i) EXPECT_GT(EvictionPool::evict(1), 0);
+  int evicted = 0, neighbours = 0;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    if (chain[i].kept->is_resident()) continue;
+    ++evicted;
+    if (i > 0 && !chain[i - 1].kept->is_resident()) ++neighbours;
+  }
+  EXPECT_EQ(evicted, 12);
+  EXPECT_EQ(neighbours, 0);
 }
 
 // Backward comes to the ops of an earlier segment after those of all later ones.

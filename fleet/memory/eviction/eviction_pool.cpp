@@ -20,6 +20,7 @@ namespace {
 
 constexpr size_t kLongestWalk = 64;  // ops
 constexpr int64_t kAtOnce = 256;     // a fraction of what is live is freed at least
+constexpr int64_t kPerScan = 16;     // a fraction of what is live is freed at most until the next
 
 struct Registry {
   std::mutex mutex;
@@ -46,9 +47,53 @@ struct EvictionPool::Group {
   EvictionPool* pool = nullptr;
   const c10::StorageImpl* storage = nullptr;
   int64_t bytes = 0;
-  bool is_pinned = false;
   c10::SmallVector<size_t, 2> candidates;
+  bool has_results_only = true;
   double score = 0;
+  int64_t scored = 0;  // the state of things of which the score is
+};
+
+// What a scan of all candidates found and is not evicted yet, as a heap with the least score in
+// front. Scores become outdated: one that comes to the front is computed anew first.
+struct EvictionPool::Order {
+  std::thread::id thread;
+  std::vector<Group> heap;
+  int64_t left = 0;   // bytes until the next scan
+  int64_t state = 0;  // changes with every eviction
+
+  static Order& get() {
+    static auto* const order = new Order();
+    return *order;
+  }
+  static bool is_behind(const Group& a, const Group& b) { return a.score > b.score; }
+
+  void clear() {
+    heap.clear();
+    left = 0;
+  }
+  void add(Group group) {
+    heap.push_back(std::move(group));
+    std::ranges::push_heap(heap, is_behind);
+  }
+  // The bits of a dropout's mask need room before it is freed: it is not the first.
+  Group take(bool is_first) {
+    if (is_first && !heap.front().has_results_only) {
+      auto best = heap.end();
+      for (auto group = heap.begin(); group != heap.end(); ++group) {
+        if (group->has_results_only && (best == heap.end() || group->score < best->score)) {
+          best = group;
+        }
+      }
+      if (best != heap.end()) {
+        best->score = -1;  // to the front
+        std::ranges::make_heap(heap, is_behind);
+      }
+    }
+    std::ranges::pop_heap(heap, is_behind);
+    auto group = std::move(heap.back());
+    heap.pop_back();
+    return group;
+  }
 };
 
 EvictionPool::EvictionPool(int first_op)
@@ -63,6 +108,7 @@ EvictionPool::~EvictionPool() {
   auto& registry = Registry::get();
   const std::scoped_lock lock(registry.mutex);
   std::erase(registry.pools, this);
+  Order::get().clear();
 }
 
 // ---- forward
@@ -202,6 +248,27 @@ double EvictionPool::distance_of(const Candidate& candidate) const {
 
 // ---- eviction
 
+bool EvictionPool::is_evictable(const KeptValue& kept) const {
+  if (!kept.is_intact()) return false;
+  // One that a later segment reads belongs to no region any more.
+  const auto region = kept.region();
+  return region && region->pool() == this;
+}
+
+// Nothing else holds it, and nobody is about to read it.
+bool EvictionPool::is_evictable(const Group& group) const {
+  if (thread_.load() != std::this_thread::get_id()) return false;
+  for (const size_t i : group.candidates) {
+    const auto kept = candidates_[i].kept.lock();
+    if (!kept || !is_evictable(*kept) || storage_of(kept->tensor()) != group.storage) return false;
+    if (kept->tensor().use_count() > 1) return false;
+    if (std::ranges::find(pinned_, kept.get()) != pinned_.end()) return false;
+  }
+  const auto holders = c10::raw::intrusive_ptr::use_count(
+      const_cast<c10::StorageImpl*>(group.storage));  // only its count is read
+  return holders == group.candidates.size();
+}
+
 std::vector<EvictionPool::Group> EvictionPool::groups() {
   const auto is_gone = [](const Candidate& candidate) { return candidate.kept.expired(); };
   if (std::erase_if(candidates_, is_gone) > 0) {
@@ -214,9 +281,7 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
   std::unordered_map<const c10::StorageImpl*, size_t> by_storage;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const auto kept = candidates_[i].kept.lock();
-    if (!kept || !kept->is_intact()) continue;
-    // One that a later segment reads belongs to no region any more.
-    if (const auto region = kept->region(); !region || region->pool() != this) continue;
+    if (!kept || !is_evictable(*kept)) continue;
     const auto* const storage = storage_of(kept->tensor());
     const auto [place, is_new] = by_storage.try_emplace(storage, result.size());
     if (is_new) {
@@ -225,30 +290,21 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
     }
     auto& group = result[place->second];
     group.candidates.push_back(i);
-    group.is_pinned |=
-        kept->tensor().use_count() > 1 || std::ranges::find(pinned_, kept.get()) != pinned_.end();
+    group.has_results_only &= candidates_[i].is_result;
   }
-  std::erase_if(result, [&](const Group& group) {
-    const auto holders = c10::raw::intrusive_ptr::use_count(
-        const_cast<c10::StorageImpl*>(group.storage));  // only its count is read
-    return group.is_pinned || holders != group.candidates.size();
-  });
+  std::erase_if(result, [&](const Group& group) { return !is_evictable(group); });
   return result;
 }
 
-// `later`: seconds of the forward until backward comes to this pool's ops.
-std::vector<EvictionPool::Group> EvictionPool::scored_groups(double later) {
-  auto all = groups();
+void EvictionPool::set_score(Group& group) {
   const double tiny = ops_.back().clock / static_cast<double>(ops_.size());
-  for (auto& group : all) {
-    double seconds = 0, distance = at(position_).clock;
-    for (const size_t i : group.candidates) {
-      seconds += neighbourhood_of(candidates_[i]).seconds;
-      distance = std::min(distance, distance_of(candidates_[i]));
-    }
-    group.score = seconds / (static_cast<double>(group.bytes) * (later + distance + tiny));
+  double seconds = 0, distance = at(position_).clock;
+  for (const size_t i : group.candidates) {
+    seconds += neighbourhood_of(candidates_[i]).seconds;
+    distance = std::min(distance, distance_of(candidates_[i]));
   }
-  return all;
+  group.score = seconds / (static_cast<double>(group.bytes) * (later_ + distance + tiny));
+  group.scored = Order::get().state;
 }
 
 void EvictionPool::evict(const Group& group) {
@@ -260,8 +316,19 @@ void EvictionPool::evict(const Group& group) {
   }
 }
 
-bool EvictionPool::has_results_only(const Group& group) const {
-  return std::ranges::all_of(group.candidates, [&](size_t i) { return candidates_[i].is_result; });
+// Looks at every candidate of these pools.
+void EvictionPool::scan(const std::vector<EvictionPool*>& pools) {
+  auto& order = Order::get();
+  order.thread = std::this_thread::get_id();
+  order.left = BudgetAllocator::cpu().counter().live() / kPerScan;
+  order.heap.clear();
+  for (auto* const pool : pools) {
+    for (auto& group : pool->groups()) {
+      pool->set_score(group);
+      order.heap.push_back(std::move(group));
+    }
+  }
+  std::ranges::make_heap(order.heap, Order::is_behind);
 }
 
 int64_t EvictionPool::evict(int64_t bytes) {
@@ -277,25 +344,35 @@ int64_t EvictionPool::evict(int64_t bytes) {
   bytes = std::max(bytes, BudgetAllocator::cpu().counter().live() / kAtOnce);
   // Those of a later forward are read by backward before those of an earlier one.
   std::vector<EvictionPool*> pools;
-  std::vector<Group> all;
   double later = 0;
   for (auto* pool : registry.pools | std::views::reverse) {
     if (pool->thread_.load() != std::this_thread::get_id() || pool->ops_.empty()) continue;
     pools.push_back(pool);
-    auto groups = pool->scored_groups(later);
-    all.insert(all.end(), std::make_move_iterator(groups.begin()),
-               std::make_move_iterator(groups.end()));
+    pool->later_ = later;
     later += pool->at(pool->position_).clock;
   }
-  std::ranges::sort(all, {}, &Group::score);
-  // The bits of a dropout's mask need room before it is freed.
-  const auto first = std::ranges::find_if(
-      all, [](const Group& group) { return group.pool->has_results_only(group); });
-  if (first != all.end()) std::rotate(all.begin(), first, first + 1);
+  auto& order = Order::get();
+  ++order.state;
+  if (order.thread != std::this_thread::get_id() || order.left <= 0) order.clear();
   int64_t freed = 0;
-  for (const auto& group : all) {
-    if (freed >= bytes) break;
+  for (bool has_scanned = false; freed < bytes;) {
+    if (order.heap.empty()) {
+      if (std::exchange(has_scanned, true)) break;
+      scan(pools);
+      continue;
+    }
+    auto group = order.take(/*is_first=*/freed == 0);
+    if (!group.pool->is_evictable(group)) continue;
+    if (group.scored != order.state) {
+      group.pool->set_score(group);
+      if (!order.heap.empty() && group.score > order.heap.front().score) {
+        order.add(std::move(group));
+        continue;
+      }
+    }
     group.pool->evict(group);
+    ++order.state;
+    order.left -= group.bytes;
     freed += counted_bytes(static_cast<size_t>(group.bytes));
   }
   const double seconds = seconds_since(began);

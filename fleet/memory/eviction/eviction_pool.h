@@ -26,7 +26,8 @@ namespace fleet::memory {
 ///   user's program, a node of the backward or a running replay holds is never chosen.
 /// - Only the thread that records the forward, or that last read a value in backward, evicts.
 ///
-/// Costs: two clock readings per op; an eviction looks at every resident candidate once.
+/// Costs: two clock readings per op. A scan looks at every resident candidate; the evictions of the
+/// next sixteenth of what is live follow its order, with scores brought up to date.
 class EvictionPool {
  public:
   /// Ops are numbered from `first_op` on.
@@ -96,6 +97,7 @@ class EvictionPool {
     bool is_result = true;
   };
   struct Group;  // candidates in one storage
+  struct Order;  // in which groups are evicted
 
   bool contains(int op) const { return op >= first_op_ && op < first_op_ + std::ssize(ops_); }
   Op& at(int op) { return ops_[static_cast<size_t>(op - first_op_)]; }
@@ -106,10 +108,12 @@ class EvictionPool {
   Neighbourhood neighbourhood_of(const Candidate& candidate);
   void join(const Candidate& candidate);
   double distance_of(const Candidate& candidate) const;
+  bool is_evictable(const KeptValue& kept) const;
+  bool is_evictable(const Group& group) const;
   std::vector<Group> groups();
-  std::vector<Group> scored_groups(double later);
-  bool has_results_only(const Group& group) const;
+  void set_score(Group& group);
   void evict(const Group& group);
+  static void scan(const std::vector<EvictionPool*>& pools);
 
   int first_op_;
   std::vector<Op> ops_;
@@ -122,6 +126,7 @@ class EvictionPool {
   int position_ = 0;  // the op that ran last, or whose backward does
   bool is_forward_ = true;
   int walks_ = 0;
+  double later_ = 0;  // seconds of the forward until backward comes to this pool's ops
   std::vector<const KeptValue*> pinned_;
   std::atomic<std::thread::id> thread_;
 };
