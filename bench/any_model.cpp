@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nets of the shapes that people train, within a half, a quarter and an eighth of their
-// activations: what a step takes, beside plain steps of the same batch.
+// activations: what a step takes, beside plain steps of the same batch. FLEET_BENCH_NETS=gpt,unet
+// leaves out all others; with FLEET_BENCH_DETAIL=1 a line for every step says what of it is
+// replays.
+#include <sys/resource.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -12,6 +16,7 @@
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/plan/plan.h"
+#include "fleet/memory/replay/replay.h"
 #include "fleet/train/memory_budget.h"
 
 #include "bench/benches.h"
@@ -31,7 +36,15 @@ double mib(int64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 struct Step {
   double seconds = 0;
   int64_t peak = 0;  // above what was live before
+  memory::ReplayTotals replays;
+  int64_t faults = 0;  // of pages, without reads
 };
+
+int64_t page_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
 
 class Program {
  public:
@@ -59,9 +72,18 @@ class Program {
     for (const auto& parameter : net_->parameters()) parameter.mutable_grad().zero_();
     torch::manual_seed(7);
     counter().reset_peaks();
+    const auto faults = page_faults();
+    const auto replays = memory::replay_totals();
     const auto begin = std::chrono::steady_clock::now();
     work();
-    return {.seconds = seconds_since(begin), .peak = counter().peak() - live_};
+    Step step{.seconds = seconds_since(begin), .peak = counter().peak() - live_};
+    step.faults = page_faults() - faults;
+    step.replays = memory::replay_totals();
+    step.replays.recomputations -= replays.recomputations;
+    step.replays.ops -= replays.ops;
+    step.replays.stopped_early -= replays.stopped_early;
+    step.replays.seconds -= replays.seconds;
+    return step;
   }
 
   const zoo::Entry& entry_;
@@ -106,7 +128,9 @@ class ShareOfNet {
     program_.budgeted(update, budget_);
     const auto first = program_.budgeted(update, budget_),
                second = program_.budgeted(update, budget_);
-    const double before = best_plain(update);
+    const auto plain = best_plain(update);
+    const double before = plain.seconds;
+    if (std::getenv("FLEET_BENCH_DETAIL")) say_detail(plain, {first, second});
     peak_ = std::max({peak_, first.peak, second.peak});
     seconds_.seconds.push_back(std::min(first.seconds, second.seconds));
     plain_.seconds.push_back(before);
@@ -134,9 +158,29 @@ class ShareOfNet {
   }
 
  private:
-  double best_plain(int64_t update) {
+  Step best_plain(int64_t update) {
     program_.plain(update);
-    return std::min(program_.plain(update).seconds, program_.plain(update).seconds);
+    const auto first = program_.plain(update), second = program_.plain(update);
+    return first.seconds < second.seconds ? first : second;
+  }
+
+  void say_detail(const Step& plain, const std::vector<Step>& steps) const {
+    const auto plan = budget_.plan();
+    for (const auto& step : steps) {
+      auto text = format(
+          "{}, {}: {:.2f} ms, {} page faults; plain {:.2f} ms, {} faults; replayed {} ops ({} "
+          "ended early) in {} "
+          "recomputations, {:.2f} ms",
+          program_.entry().name, share_.name, 1e3 * step.seconds, step.faults, 1e3 * plain.seconds,
+          plain.faults, step.replays.ops, step.replays.stopped_early, step.replays.recomputations,
+          1e3 * step.replays.seconds);
+      if (plan) {
+        text += format(" (predicted {:.2f} ms, beside {:.2f} ms of plain training)",
+                       1e3 * (plan->predicted_seconds - plan->plain_seconds),
+                       1e3 * plan->plain_seconds);
+      }
+      log::info("bench", text);
+    }
   }
 
   Program& program_;

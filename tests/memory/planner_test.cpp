@@ -134,6 +134,36 @@ TEST(ChainSearch, FindsWhatBruteForceFinds) {
   EXPECT_GT(feasible, 500);
 }
 
+// Thousands of paths lead to a stage where bytes are traded for time: only some are followed.
+TEST(ChainSearch, LosesLittleWhereManyPathsLeadToAStage) {
+  constexpr int kStages = 24, kLongest = 6;
+  std::mt19937 random(5);
+  std::uniform_real_distribution<double> uniform;
+  for (int round = 0; round < 5; ++round) {
+    std::vector<ChainEdge> edges;
+    for (int from = 0; from < kStages; ++from) {
+      for (int to = from + 1; to <= std::min(kStages, from + kLongest); ++to) {
+        for (int option = 0; option < 3; ++option) {
+          const double evicted = uniform(random), length = to - from;
+          const auto held = static_cast<int64_t>(1e4 * length * (1 - evicted));
+          edges.push_back({.from = from,
+                           .to = to,
+                           .held = held,
+                           .need = held + 5000,
+                           .seconds = length * evicted * evicted * (0.8 + 0.4 * uniform(random))});
+        }
+      }
+    }
+    const auto limit = static_cast<int64_t>(1e4 * kStages * 0.4);
+    const auto exact = search_chain(kStages, edges, limit, /*max_labels=*/1'000'000);
+    const auto few = search_chain(kStages, edges, limit, /*max_labels=*/50);
+    ASSERT_TRUE(exact.is_feasible && few.is_feasible);
+    EXPECT_LE(few.peak, limit);
+    EXPECT_GE(few.seconds, exact.seconds - 1e-9);
+    EXPECT_LE(few.seconds, 1.03 * exact.seconds);
+  }
+}
+
 // A stock encoder, as LibTorch ships it.
 class StockEncoder : public ::testing::Test {
  protected:

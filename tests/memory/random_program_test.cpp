@@ -73,7 +73,7 @@ class RandomEvictions final : public memory::ReplayObserver {
   }
   // In the middle of a replay.
   void replayed(int /*op*/, double /*seconds*/) override { evict_sometimes(); }
-  void recomputed(double /*seconds*/) override { evict_sometimes(); }
+  void recomputed(double /*overhead*/) override { evict_sometimes(); }
 
   static inline int64_t freed = 0;
 

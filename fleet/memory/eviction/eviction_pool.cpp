@@ -2,10 +2,16 @@
 #include "fleet/memory/eviction/eviction_pool.h"
 
 #include <algorithm>
+#include <chrono>
+#include <iterator>
 #include <mutex>
+#include <ranges>
+#include <utility>
 
+#include "fleet/core/seconds_since.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/replay/region.h"
+#include "fleet/memory/replay/replay.h"
 #include "fleet/memory/tape/tensor_storage.h"
 #include "fleet/memory/tape/unrecorded_scope.h"
 
@@ -14,6 +20,7 @@ namespace {
 
 constexpr size_t kLongestWalk = 64;  // ops
 constexpr int64_t kAtOnce = 256;     // a fraction of what is live is freed at least
+constexpr int64_t kPerScan = 16;     // a fraction of what is live is freed at most until the next
 
 struct Registry {
   std::mutex mutex;
@@ -37,11 +44,56 @@ struct EvictionPool::Neighbourhood {
 };
 
 struct EvictionPool::Group {
+  EvictionPool* pool = nullptr;
   const c10::StorageImpl* storage = nullptr;
   int64_t bytes = 0;
-  bool is_pinned = false;
   c10::SmallVector<size_t, 2> candidates;
+  bool has_results_only = true;
   double score = 0;
+  int64_t scored = 0;  // the state of things of which the score is
+};
+
+// What a scan of all candidates found and is not evicted yet, as a heap with the least score in
+// front. Scores become outdated: one that comes to the front is computed anew first.
+struct EvictionPool::Order {
+  std::thread::id thread;
+  std::vector<Group> heap;
+  int64_t left = 0;   // bytes until the next scan
+  int64_t state = 0;  // changes with every eviction
+
+  static Order& get() {
+    static auto* const order = new Order();
+    return *order;
+  }
+  static bool is_behind(const Group& a, const Group& b) { return a.score > b.score; }
+
+  void clear() {
+    heap.clear();
+    left = 0;
+  }
+  void add(Group group) {
+    heap.push_back(std::move(group));
+    std::ranges::push_heap(heap, is_behind);
+  }
+  // The bits of a dropout's mask need room before it is freed: it is not the first.
+  Group take(bool is_first) {
+    if (is_first && !heap.front().has_results_only) {
+      auto best = heap.end();
+      for (auto group = heap.begin(); group != heap.end(); ++group) {
+        if (group->has_results_only && (best == heap.end() || group->score < best->score)) {
+          best = group;
+        }
+      }
+      if (best != heap.end()) {
+        best->score = -1;  // to the front
+        std::ranges::make_heap(heap, is_behind);
+      }
+    }
+    std::ranges::pop_heap(heap, is_behind);
+    auto group = std::move(heap.back());
+    heap.pop_back();
+    return group;
+  }
 };
 
 EvictionPool::EvictionPool(int first_op)
@@ -56,6 +108,7 @@ EvictionPool::~EvictionPool() {
   auto& registry = Registry::get();
   const std::scoped_lock lock(registry.mutex);
   std::erase(registry.pools, this);
+  Order::get().clear();
 }
 
 // ---- forward
@@ -92,7 +145,7 @@ void EvictionPool::add(const std::shared_ptr<KeptValue>& kept, int storage, int 
   if (!is_new) {
     auto& known = candidates_[place->second];
     if (known.kept.lock() == kept) {
-      known.last_use = reader;
+      if (known.uses.back() != reader) known.uses.push_back(reader);
       return;
     }
     place->second = candidates_.size();  // another one at the same address
@@ -101,7 +154,7 @@ void EvictionPool::add(const std::shared_ptr<KeptValue>& kept, int storage, int 
   const auto maker = maker_.find(storage);
   const int op = origin.op >= 0 ? origin.op : maker == maker_.end() ? -1 : maker->second;
   if (!contains(op)) return;
-  candidates_.push_back({.kept = kept, .op = op, .last_use = reader, .is_result = origin.op < 0});
+  candidates_.push_back({.kept = kept, .op = op, .uses = {reader}, .is_result = origin.op < 0});
   at(op).values.push_back(kept);
 }
 
@@ -185,13 +238,36 @@ void EvictionPool::join(const Candidate& candidate) {
   for (const int op : around.ops) at(op).component = root;
 }
 
-// Seconds of the forward between the op that runs and the one whose backward reads the value.
+// Seconds of the forward between the op that runs and the next whose backward reads the value; once
+// all have, only replays of what is computed from it do.
 double EvictionPool::distance_of(const Candidate& candidate) const {
-  const int use = candidate.last_use <= position_ ? candidate.last_use : candidate.op;
+  const auto passed = std::ranges::upper_bound(candidate.uses, position_);
+  const int use = passed == candidate.uses.begin() ? candidate.op : *std::prev(passed);
   return std::max(at(position_).clock - at(std::min(use, position_)).clock, 0.0);
 }
 
 // ---- eviction
+
+bool EvictionPool::is_evictable(const KeptValue& kept) const {
+  if (!kept.is_intact()) return false;
+  // One that a later segment reads belongs to no region any more.
+  const auto region = kept.region();
+  return region && region->pool() == this;
+}
+
+// Nothing else holds it, and nobody is about to read it.
+bool EvictionPool::is_evictable(const Group& group) const {
+  if (thread_.load() != std::this_thread::get_id()) return false;
+  for (const size_t i : group.candidates) {
+    const auto kept = candidates_[i].kept.lock();
+    if (!kept || !is_evictable(*kept) || storage_of(kept->tensor()) != group.storage) return false;
+    if (kept->tensor().use_count() > 1) return false;
+    if (std::ranges::find(pinned_, kept.get()) != pinned_.end()) return false;
+  }
+  const auto holders = c10::raw::intrusive_ptr::use_count(
+      const_cast<c10::StorageImpl*>(group.storage));  // only its count is read
+  return holders == group.candidates.size();
+}
 
 std::vector<EvictionPool::Group> EvictionPool::groups() {
   const auto is_gone = [](const Candidate& candidate) { return candidate.kept.expired(); };
@@ -205,59 +281,54 @@ std::vector<EvictionPool::Group> EvictionPool::groups() {
   std::unordered_map<const c10::StorageImpl*, size_t> by_storage;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const auto kept = candidates_[i].kept.lock();
-    if (!kept || !kept->is_intact()) continue;
-    // One that a later segment reads belongs to no region any more.
-    if (const auto region = kept->region(); !region || region->pool() != this) continue;
+    if (!kept || !is_evictable(*kept)) continue;
     const auto* const storage = storage_of(kept->tensor());
     const auto [place, is_new] = by_storage.try_emplace(storage, result.size());
     if (is_new) {
-      result.push_back({.storage = storage, .bytes = static_cast<int64_t>(storage->nbytes())});
+      result.push_back(
+          {.pool = this, .storage = storage, .bytes = static_cast<int64_t>(storage->nbytes())});
     }
     auto& group = result[place->second];
     group.candidates.push_back(i);
-    group.is_pinned |=
-        kept->tensor().use_count() > 1 || std::ranges::find(pinned_, kept.get()) != pinned_.end();
+    group.has_results_only &= candidates_[i].is_result;
   }
-  std::erase_if(result, [&](const Group& group) {
-    const auto holders = c10::raw::intrusive_ptr::use_count(
-        const_cast<c10::StorageImpl*>(group.storage));  // only its count is read
-    return group.is_pinned || holders != group.candidates.size();
-  });
+  std::erase_if(result, [&](const Group& group) { return !is_evictable(group); });
   return result;
 }
 
-int64_t EvictionPool::evict_here(int64_t bytes) {
-  auto all = groups();
-  const double tiny = ops_.empty() ? 1 : ops_.back().clock / static_cast<double>(ops_.size());
-  for (auto& group : all) {
-    double seconds = 0, distance = at(position_).clock;
-    for (const size_t i : group.candidates) {
-      seconds += neighbourhood_of(candidates_[i]).seconds;
-      distance = std::min(distance, distance_of(candidates_[i]));
-    }
-    group.score = seconds / (static_cast<double>(group.bytes) * (distance + tiny));
+void EvictionPool::set_score(Group& group) {
+  const double tiny = ops_.back().clock / static_cast<double>(ops_.size());
+  double seconds = 0, distance = at(position_).clock;
+  for (const size_t i : group.candidates) {
+    seconds += neighbourhood_of(candidates_[i]).seconds;
+    distance = std::min(distance, distance_of(candidates_[i]));
   }
-  std::ranges::sort(all, {}, &Group::score);
-  // The bits of a dropout's mask need room before it is freed.
-  const auto has_results_only = [&](const Group& group) {
-    return std::ranges::all_of(group.candidates,
-                               [&](size_t i) { return candidates_[i].is_result; });
-  };
-  const auto first = std::ranges::find_if(all, has_results_only);
-  if (first != all.end()) std::rotate(all.begin(), first, first + 1);
-  int64_t freed = 0;
-  for (const auto& group : all) {
-    if (freed >= bytes) break;
-    for (const size_t i : group.candidates) {
-      const auto kept = candidates_[i].kept.lock();
-      if (before_evict_) before_evict_(*kept);
-      kept->evict();
-      join(candidates_[i]);
-    }
-    freed += counted_bytes(static_cast<size_t>(group.bytes));
+  group.score = seconds / (static_cast<double>(group.bytes) * (later_ + distance + tiny));
+  group.scored = Order::get().state;
+}
+
+void EvictionPool::evict(const Group& group) {
+  for (const size_t i : group.candidates) {
+    const auto kept = candidates_[i].kept.lock();
+    if (before_evict_) before_evict_(*kept);
+    kept->evict();
+    join(candidates_[i]);
   }
-  if (freed > 0 && evicted_) evicted_(freed);
-  return freed;
+}
+
+// Looks at every candidate of these pools.
+void EvictionPool::scan(const std::vector<EvictionPool*>& pools) {
+  auto& order = Order::get();
+  order.thread = std::this_thread::get_id();
+  order.left = BudgetAllocator::cpu().counter().live() / kPerScan;
+  order.heap.clear();
+  for (auto* const pool : pools) {
+    for (auto& group : pool->groups()) {
+      pool->set_score(group);
+      order.heap.push_back(std::move(group));
+    }
+  }
+  std::ranges::make_heap(order.heap, Order::is_behind);
 }
 
 int64_t EvictionPool::evict(int64_t bytes) {
@@ -266,15 +337,50 @@ int64_t EvictionPool::evict(int64_t bytes) {
     Evicting() { t_evicting = true; }
     ~Evicting() { t_evicting = false; }
   } const evicting;
+  const auto began = std::chrono::steady_clock::now();
   auto& registry = Registry::get();
   const std::scoped_lock lock(registry.mutex);
   const UnrecordedScope unrecorded;
   bytes = std::max(bytes, BudgetAllocator::cpu().counter().live() / kAtOnce);
-  int64_t freed = 0;
-  for (auto* pool : registry.pools) {
+  // Those of a later forward are read by backward before those of an earlier one.
+  std::vector<EvictionPool*> pools;
+  double later = 0;
+  for (auto* pool : registry.pools | std::views::reverse) {
     if (pool->thread_.load() != std::this_thread::get_id() || pool->ops_.empty()) continue;
-    if (freed < bytes) freed += pool->evict_here(bytes - freed);
+    pools.push_back(pool);
+    pool->later_ = later;
+    later += pool->at(pool->position_).clock;
   }
+  auto& order = Order::get();
+  ++order.state;
+  if (order.thread != std::this_thread::get_id() || order.left <= 0) order.clear();
+  int64_t freed = 0;
+  for (bool has_scanned = false; freed < bytes;) {
+    if (order.heap.empty()) {
+      if (std::exchange(has_scanned, true)) break;
+      scan(pools);
+      continue;
+    }
+    auto group = order.take(/*is_first=*/freed == 0);
+    if (!group.pool->is_evictable(group)) continue;
+    if (group.scored != order.state) {
+      group.pool->set_score(group);
+      if (!order.heap.empty() && group.score > order.heap.front().score) {
+        order.add(std::move(group));
+        continue;
+      }
+    }
+    group.pool->evict(group);
+    ++order.state;
+    order.left -= group.bytes;
+    freed += counted_bytes(static_cast<size_t>(group.bytes));
+  }
+  const double seconds = seconds_since(began);
+  leave_out_of_replay(seconds);
+  // The observer of one is that of all: a step is measured as a whole.
+  const auto observed = std::ranges::find_if(
+      pools, [](const auto* pool) { return static_cast<bool>(pool->evicted_); });
+  if (observed != pools.end()) (*observed)->evicted_(freed, seconds);
   return freed;
 }
 

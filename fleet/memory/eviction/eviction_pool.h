@@ -26,7 +26,8 @@ namespace fleet::memory {
 ///   user's program, a node of the backward or a running replay holds is never chosen.
 /// - Only the thread that records the forward, or that last read a value in backward, evicts.
 ///
-/// Costs: two clock readings per op; an eviction looks at every resident candidate once.
+/// Costs: two clock readings per op. A scan looks at every resident candidate; the evictions of the
+/// next sixteenth of what is live follow its order, with scores brought up to date.
 class EvictionPool {
  public:
   /// Ops are numbered from `first_op` on.
@@ -39,8 +40,10 @@ class EvictionPool {
   void set_before_evict(std::function<void(const KeptValue&)> before) {
     before_evict_ = std::move(before);
   }
-  /// Called with the bytes that an eviction freed.
-  void set_evicted(std::function<void(int64_t bytes)> evicted) { evicted_ = std::move(evicted); }
+  /// Called with the bytes that an eviction freed, which may be none, and the seconds that it took.
+  void set_evicted(std::function<void(int64_t bytes, double seconds)> evicted) {
+    evicted_ = std::move(evicted);
+  }
 
   // In forward, in the order of the ops.
   void add_op(const OpRecord& record, const TapeValues& values, double seconds);
@@ -70,7 +73,8 @@ class EvictionPool {
     EvictionPool& pool_;
   };
 
-  /// Evicts values of all pools of this thread until `bytes` are freed. Returns what was.
+  /// Evicts values of all pools of this thread, whichever have the least score, until `bytes` are
+  /// freed. Returns what was.
   static int64_t evict(int64_t bytes);
 
  private:
@@ -88,11 +92,12 @@ class EvictionPool {
   };
   struct Candidate {
     std::weak_ptr<KeptValue> kept;
-    int op = 0;        // that makes it
-    int last_use = 0;  // the op whose backward reads it first
+    int op = 0;                     // that makes it
+    c10::SmallVector<int, 2> uses;  // ops whose backwards read it, in the order of the forward
     bool is_result = true;
   };
   struct Group;  // candidates in one storage
+  struct Order;  // in which groups are evicted
 
   bool contains(int op) const { return op >= first_op_ && op < first_op_ + std::ssize(ops_); }
   Op& at(int op) { return ops_[static_cast<size_t>(op - first_op_)]; }
@@ -103,8 +108,12 @@ class EvictionPool {
   Neighbourhood neighbourhood_of(const Candidate& candidate);
   void join(const Candidate& candidate);
   double distance_of(const Candidate& candidate) const;
+  bool is_evictable(const KeptValue& kept) const;
+  bool is_evictable(const Group& group) const;
   std::vector<Group> groups();
-  int64_t evict_here(int64_t bytes);
+  void set_score(Group& group);
+  void evict(const Group& group);
+  static void scan(const std::vector<EvictionPool*>& pools);
 
   int first_op_;
   std::vector<Op> ops_;
@@ -113,10 +122,11 @@ class EvictionPool {
   std::unordered_map<const KeptValue*, size_t> index_;  // of candidates
   std::unordered_map<int, int> maker_;                  // by storage id: the last op that wrote it
   std::function<void(const KeptValue&)> before_evict_;
-  std::function<void(int64_t)> evicted_;
+  std::function<void(int64_t, double)> evicted_;
   int position_ = 0;  // the op that ran last, or whose backward does
   bool is_forward_ = true;
   int walks_ = 0;
+  double later_ = 0;  // seconds of the forward until backward comes to this pool's ops
   std::vector<const KeptValue*> pinned_;
   std::atomic<std::thread::id> thread_;
 };

@@ -2,6 +2,7 @@
 #include "fleet/memory/plan/budget_plans.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "fleet/core/log.h"
@@ -10,6 +11,7 @@
 #include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/budget_report.h"
 #include "fleet/memory/plan/planner.h"
+#include "fleet/memory/plan/simulation/plan_simulation.h"
 
 namespace fleet::memory {
 namespace {
@@ -17,9 +19,12 @@ namespace {
 constexpr int kMeasurements = 4;  // then a program that keeps changing is not planned any more
 constexpr double kMaxMargin = 0.2;
 constexpr double kMoreMargin = 0.04;
-constexpr double kMinMargin = 0.02;  // above the least that a plan takes
-constexpr double kWorthIt = 0.98;    // of the time of micro-batches twice as large
-constexpr double kFarthest = 8;      // between two sizes of which one is estimated from the other
+constexpr double kMinMargin = 0.02;     // above the least that a plan takes
+constexpr double kWorthIt = 0.98;       // of the time of micro-batches twice as large
+constexpr double kMaxError = 0.05;      // of what is recomputed, as a fraction of plain training
+constexpr double kMinError = 0.002;     // seconds; less is not worth another search
+constexpr double kWorthAnother = 0.02;  // of plain training, that another plan is quicker
+constexpr double kFarthest = 8;  // between two sizes of which one is estimated from the other
 
 std::string no_plan_text(int64_t samples, int64_t budget, int64_t least) {
   return format("no plan holds {} within {}, the least is {}: values are evicted on demand",
@@ -75,7 +80,10 @@ BudgetPlans::Forward BudgetPlans::begin() {
   running_ = {};
   if (entry.plan) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
-    if (entry.estimated_from == 0) return running_;
+    if (entry.estimated_from == 0) {
+      if (!entry.is_checked) running_.replays = std::make_shared<ReplayTimes>();
+      return running_;
+    }
   } else {
     running_.is_unbounded = std::exchange(entry.is_unbounded, false);
     running_.policy = std::make_shared<EvictOnDemand>();
@@ -127,7 +135,8 @@ bool BudgetPlans::follows_plan() const {
 
 void BudgetPlans::end_backward() {
   auto& entry = entries_[samples_];
-  entry.is_followed = entry.plan != nullptr;
+  const auto followed = entry.plan;
+  entry.is_followed = followed != nullptr;
   if (!entry.plan || entry.estimated_from > 0) ++entry.steps;
   const auto run = std::exchange(running_, {});
   if (const auto saved = std::exchange(entry.saved_now, 0); saved > 0 && entry.plan) {
@@ -143,6 +152,7 @@ void BudgetPlans::end_backward() {
     entry.profile = std::move(profile);
     if (!run.profiler) make(entry);
   }
+  if (run.replays && followed && entry.plan == followed) check_times(entry, *run.replays);
   if (!run.profiler || run.backwards < entry.backwards) return;  // others take more
   if (std::exchange(entry.estimated_from, 0) > 0 && entry.plan && entry.why_again.empty()) {
     entry.why_again = "that one was estimated, and this one is measured";
@@ -151,12 +161,39 @@ void BudgetPlans::end_backward() {
   profile.backwards = run.backwards;
   entry.profile = std::make_shared<const StepProfile>(std::move(profile));
   ++entry.measured;
-  entry.is_tightened = false;
+  entry.is_tightened = entry.is_checked = false;
   make(entry);
   if (entry.plan || !run.is_unbounded || entry.can_split) return;
   const auto least = least_plan(entry);
   throw too_small_error({*entry.profile, samples_, entry.base_tags}, budget_, least,
                         least_budget(least));
+}
+
+// With the times of the first step that followed the plan another may be quicker. Of plans that
+// offload it cannot be told what waited for the disk.
+void BudgetPlans::check_times(Entry& entry, const ReplayTimes& replays) {
+  if (std::exchange(entry.is_checked, true) || entry.plan->offloaded_bytes > 0) return;
+  const auto plain = entry.plan->plain_seconds;
+  const auto predicted = entry.plan->predicted_seconds - plain;
+  const auto error = std::abs(replays.seconds() - predicted);
+  if (error < kMinError || error < kMaxError * plain) return;
+  auto profile = std::make_shared<StepProfile>(*entry.profile);
+  replays.write_into(*profile, &StepProfile::Op::replay_seconds);
+  entry.profile = std::move(profile);
+  auto before = *entry.plan;
+  PlanSimulation(*entry.profile).predict_into(before);
+  auto other = better_plan(entry, limit_of(entry));
+  if (!other || other->predicted_seconds > before.predicted_seconds - kWorthAnother * plain) {
+    entry.plan = std::make_shared<const Plan>(std::move(before));
+    return;
+  }
+  const auto why = format(
+      "replaces the plan before it, since that recomputed for {:.0f} % of the time of plain "
+      "training, and {:.0f} % were predicted: ",
+      100 * replays.seconds() / plain, 100 * predicted / plain);
+  if (options_.logs_plans) log::info("plan", why + plan_text(samples_, budget_, *other));
+  entry.plan = std::make_shared<const Plan>(std::move(*other));
+  entry.is_followed = false;
 }
 
 std::optional<Plan> BudgetPlans::plan_for(const Entry& entry, int64_t limit, bool with_file) const {
@@ -167,6 +204,10 @@ std::optional<Plan> BudgetPlans::plan_for(const Entry& entry, int64_t limit, boo
   plan->budget = limit;
   plan->predicted_peak += more;
   return plan;
+}
+
+int64_t BudgetPlans::limit_of(const Entry& entry) const {
+  return budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
 }
 
 // A file is used where it makes the step quicker, or possible.
@@ -218,8 +259,7 @@ void BudgetPlans::resolve(const Entry& entry) {
 void BudgetPlans::make(Entry& entry) {
   entry.plain_peak = keep_everything(*entry.profile).predicted_peak;
   resolve(entry);
-  const auto limit = budget_ - static_cast<int64_t>(static_cast<double>(budget_) * entry.margin);
-  auto plan = better_plan(entry, limit);
+  auto plan = better_plan(entry, limit_of(entry));
   const auto why = std::exchange(entry.why_again, {});
   auto prefix =
       why.empty() ? std::string() : format("replaces the plan before it, since {}: ", why);

@@ -11,6 +11,7 @@
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/profile/profiler.h"
+#include "fleet/memory/plan/profile/replay_times.h"
 #include "fleet/memory/tape/policies.h"
 
 namespace fleet::memory {
@@ -29,9 +30,10 @@ struct BudgetPlansOptions {
 /// one is measured as well, and from the third on a plan is followed; each size of micro-batch has
 /// its own. The plan of a further size is estimated from a measured one, so that its first step is
 /// planned already; its second step follows that plan and is measured. If a forward of the same ops
-/// saves more, as with longer sequences, the measured step is scaled up. A program that changes is
-/// measured again; one that never repeats, or that no plan holds within the budget, evicts on
-/// demand in every step.
+/// saves more, as with longer sequences, the measured step is scaled up. Where the first planned
+/// step recomputes much longer or shorter than predicted, another plan is looked for with the times
+/// of that step, once. A program that changes is measured again; one that never repeats, or that no
+/// plan holds within the budget, evicts on demand in every step.
 class BudgetPlans {
  public:
   BudgetPlans(const BudgetPlansOptions& options, MemoryCounter& counter)
@@ -51,7 +53,8 @@ class BudgetPlans {
   struct Forward {
     std::shared_ptr<TapePolicy> policy;
     std::shared_ptr<Profiler> profiler;
-    bool is_unbounded = false;  // measured beyond the budget, the last resort
+    std::shared_ptr<ReplayTimes> replays;  // of the first step by a plan
+    bool is_unbounded = false;             // measured beyond the budget, the last resort
     int backwards = 1;
   };
   /// How to record the forward.
@@ -108,6 +111,7 @@ class BudgetPlans {
     int measured = 0;
     double margin = 0.01;
     bool is_tightened = false;   // since it was measured
+    bool is_checked = false;     // the times of its replays, by a step that followed a plan
     bool is_unbounded = false;   // the next step is measured beyond the budget
     bool is_followed = false;    // the last step ran by the plan that is in force
     bool was_unbounded = false;  // once
@@ -128,9 +132,11 @@ class BudgetPlans {
   bool uses_file(const Entry& entry) const;
   bool is_estimated(int64_t samples) const;
   void estimate(Entry& entry);
+  void check_times(Entry& entry, const ReplayTimes& replays);
   void resolve(const Entry& entry);
   void make(Entry& entry);
   std::optional<Plan> plan_for(const Entry& entry, int64_t limit, bool with_file) const;
+  int64_t limit_of(const Entry& entry) const;
   std::optional<Plan> better_plan(Entry& entry, int64_t limit) const;
   Plan least_plan(const Entry& entry) const;
   int64_t least_budget(const Plan& least) const;

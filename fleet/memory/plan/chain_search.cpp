@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace fleet::memory {
 namespace {
@@ -97,6 +98,58 @@ void keep_best(std::vector<Label>& labels, size_t most) {
   labels = std::move(best);
 }
 
+constexpr size_t kClassesPerLabel = 8;
+
+// Of very many ways to reach a stage, the quickest in each class of about equal bytes, and that
+// with the least bytes: sorting them all would take most of the time of a search.
+class ByteClasses {
+ public:
+  // Of bytes from `least` to `most`.
+  ByteClasses(size_t count, int64_t least, int64_t most)
+      : from_(least),
+        per_byte_(static_cast<double>(count) / static_cast<double>(most - least + 1)),
+        classes_(count) {}
+
+  void add(int64_t bytes, double seconds, int edge, int before) {
+    const Way way{.bytes = bytes, .seconds = seconds, .edge = edge, .before = before};
+    if (is_less(way, least_)) least_ = way;
+    const auto place = static_cast<size_t>(static_cast<double>(bytes - from_) * per_byte_);
+    auto& known = classes_[std::min(place, classes_.size() - 1)];
+    if (is_quicker(way, known)) known = way;
+  }
+
+  // By edge and label before it.
+  std::vector<std::pair<int, int>> quickest() const {
+    std::vector<std::pair<int, int>> ways;
+    if (least_.edge >= 0) ways.emplace_back(least_.edge, least_.before);
+    for (const auto& way : classes_) {
+      if (way.edge >= 0) ways.emplace_back(way.edge, way.before);
+    }
+    return ways;
+  }
+
+ private:
+  struct Way {
+    int64_t bytes = 0;
+    double seconds = 0;
+    int edge = -1;
+    int before = -1;
+  };
+  static bool is_less(const Way& a, const Way& b) {
+    if (b.edge < 0 || a.bytes != b.bytes) return b.edge < 0 || a.bytes < b.bytes;
+    return a.seconds < b.seconds;
+  }
+  static bool is_quicker(const Way& a, const Way& b) {
+    if (b.edge < 0 || a.seconds != b.seconds) return b.edge < 0 || a.seconds < b.seconds;
+    return a.bytes < b.bytes;
+  }
+
+  int64_t from_;
+  double per_byte_;
+  std::vector<Way> classes_;
+  Way least_;
+};
+
 }  // namespace
 
 ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t limit,
@@ -107,21 +160,54 @@ ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t 
   }
   std::vector<std::vector<Label>> at(static_cast<size_t>(stages) + 1);
   at[0].push_back({});
-  for (int stage = 1; stage <= stages; ++stage) {
-    auto& labels = at[static_cast<size_t>(stage)];
+  // Of those that lead to a stage, as far as they fit.
+  const auto for_each_extension = [&](int stage, auto&& f) {
     for (const int e : into[static_cast<size_t>(stage)]) {
       const auto& edge = edges[static_cast<size_t>(e)];
       const auto& from = at[static_cast<size_t>(edge.from)];
       for (size_t i = 0; i < from.size(); ++i) {
         if (from[i].bytes() + edge.need > limit) continue;
         if (from[i].seconds + edge.seconds > seconds_limit) continue;
-        labels.push_back({.held = from[i].held + edge.held,
-                          .offloading = from[i].lingering,
-                          .lingering = edge.offloaded,
-                          .seconds = from[i].seconds + edge.seconds,
-                          .peak = std::max(from[i].peak, from[i].bytes() + edge.need),
-                          .edge = e,
-                          .before = static_cast<int>(i)});
+        f(e, edge, i, from[i]);
+      }
+    }
+  };
+  const auto extended = [](int e, const ChainEdge& edge, size_t i, const Label& from) {
+    return Label{.held = from.held + edge.held,
+                 .offloading = from.lingering,
+                 .lingering = edge.offloaded,
+                 .seconds = from.seconds + edge.seconds,
+                 .peak = std::max(from.peak, from.bytes() + edge.need),
+                 .edge = e,
+                 .before = static_cast<int>(i)};
+  };
+  const bool offloads =
+      std::ranges::any_of(edges, [](const ChainEdge& edge) { return edge.offloaded > 0; });
+  for (int stage = 1; stage <= stages; ++stage) {
+    auto& labels = at[static_cast<size_t>(stage)];
+    size_t extensions = 0;
+    int64_t least = std::numeric_limits<int64_t>::max(), most = std::numeric_limits<int64_t>::min();
+    for (const int e : into[static_cast<size_t>(stage)]) {
+      const auto& edge = edges[static_cast<size_t>(e)];
+      const auto& from = at[static_cast<size_t>(edge.from)];
+      extensions += from.size();
+      for (const auto& label : from) {
+        least = std::min(least, label.held + edge.held);
+        most = std::max(most, label.held + edge.held);
+      }
+    }
+    if (offloads || extensions <= kClassesPerLabel * max_labels) {
+      for_each_extension(stage,
+                         [&](auto&&... extension) { labels.push_back(extended(extension...)); });
+    } else {
+      ByteClasses classes(kClassesPerLabel * max_labels, least, most);
+      for_each_extension(stage, [&](int e, const ChainEdge& edge, size_t i, const Label& from) {
+        classes.add(from.held + edge.held, from.seconds + edge.seconds, e, static_cast<int>(i));
+      });
+      for (const auto& [e, i] : classes.quickest()) {
+        const auto& edge = edges[static_cast<size_t>(e)];
+        const auto before = static_cast<size_t>(i);
+        labels.push_back(extended(e, edge, before, at[static_cast<size_t>(edge.from)][before]));
       }
     }
     keep_best(labels, max_labels);

@@ -27,11 +27,12 @@ struct ChainPath {
 /// The quickest path from stage 0 to `stages` that never takes more than `limit` bytes: at each
 /// edge, what the edges before it hold and what it needs itself.
 ///
-/// Exact while nothing is offloaded and no stage has more than `max_labels` trade-offs between time
-/// and memory; of more, those are followed that lie nearest to the best mixes of others. A path
-/// that takes more than `seconds_limit` is not looked for. Bytes that are offloaded in one and in
-/// two edges are treated as one, so that a better path may be missed. The result always fits.
-/// O(edges x labels).
+/// Exact while nothing is offloaded, no stage has more than `max_labels` trade-offs between time
+/// and memory, and no more than eight times as many ways lead to one. Of more trade-offs those are
+/// followed that lie nearest to the best mixes of others, and of more ways the quickest in each
+/// class of about equal bytes. A path that takes more than `seconds_limit` is not looked for. Bytes
+/// that are offloaded in one and in two edges are treated as one, so that a better path may be
+/// missed. The result always fits. O(edges x labels).
 ChainPath search_chain(int stages, const std::vector<ChainEdge>& edges, int64_t limit,
                        size_t max_labels = 2000,
                        double seconds_limit = std::numeric_limits<double>::infinity());

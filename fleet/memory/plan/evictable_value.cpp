@@ -95,12 +95,15 @@ std::vector<EvictableValue> evictable_values(const StepProfile& profile) {
       value.ops = closure.of(value.op);
     }
     if (value.ops.empty()) continue;
+    value.seconds = profile.recompute_overhead;
     for (const int op : value.ops) {
       value.seconds += profile.ops[static_cast<size_t>(op)].replay_seconds;
     }
     const bool is_called_twice =
         value.saved.size() > 1 && std::ranges::any_of(value.saved, is_mask);
-    if (is_called_twice) value.seconds += profile.ops[k].replay_seconds;
+    if (is_called_twice) {
+      value.seconds += profile.ops[k].replay_seconds + profile.recompute_overhead;
+    }
     values.push_back(std::move(value));
   }
   return values;

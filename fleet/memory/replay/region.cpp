@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <optional>
 
 #include "fleet/core/error.h"
@@ -248,6 +249,7 @@ std::shared_ptr<KeptValue> Region::find_resident(int value, uint32_t version) co
 }
 
 void Region::recompute(const std::shared_ptr<KeptValue>& asked) {
+  const auto began = std::chrono::steady_clock::now();
   const std::scoped_lock lock(mutex_);
   if (is_abandoned_) {
     throw Error(
@@ -287,7 +289,7 @@ void Region::recompute(const std::shared_ptr<KeptValue>& asked) {
   std::optional<EvictionPool::Pin> pin;
   if (pool_) pin.emplace(*pool_, *asked);
   RecomputedValues::add(wanted);
-  replay(need, wanted);
+  replay(need, wanted, began);
 }
 
 }  // namespace fleet::memory

@@ -104,6 +104,7 @@ struct AtomicTotals {
 };
 AtomicTotals g_totals;
 thread_local ReplayObserver* t_observer = nullptr;
+thread_local double t_left_out = 0;  // seconds, of all evictions and recomputations so far
 
 using Clock = std::chrono::steady_clock;
 
@@ -133,12 +134,17 @@ class Replay {
     const compat::NoInterceptScope no_intercept;
     for (const auto* record : records_) {
       refill_values(record->index);
+      const double left_out = t_left_out;
       const auto begin = Clock::now();
       call(*record);
-      if (t_observer) t_observer->replayed(record->index, seconds_since(begin));
+      const double seconds = seconds_since(begin) - (t_left_out - left_out);
+      op_seconds_ += seconds;
+      if (t_observer) t_observer->replayed(record->index, seconds);
     }
     refill_values(std::numeric_limits<int>::max());
   }
+
+  double op_seconds() const { return op_seconds_; }
 
  private:
   torch::Tensor made(int value, const OpRecord* reader) const {
@@ -373,6 +379,7 @@ class Replay {
   std::vector<const OpRecord*> records_;
   std::vector<KeptValue*> values_;
   size_t handed_out_ = 0;
+  double op_seconds_ = 0;
   std::unordered_map<int, std::vector<KeptValue*>> saves_;  // by op
   std::unordered_map<int, int> uses_;                       // by value, still to come
   std::unordered_map<int, torch::Tensor> made_;
@@ -384,14 +391,20 @@ ReplayObserver* ReplayObserver::exchange(ReplayObserver* observer) {
   return std::exchange(t_observer, observer);
 }
 
-void replay(const ReplayNeed& needed, const std::vector<std::shared_ptr<KeptValue>>& wanted) {
-  const auto begin = Clock::now();
-  Replay(needed, wanted).run();
+void replay(const ReplayNeed& needed, const std::vector<std::shared_ptr<KeptValue>>& wanted,
+            Clock::time_point began) {
+  const double left_out = t_left_out;
+  Replay replay(needed, wanted);
+  replay.run();
   ++g_totals.recomputations;
-  const double seconds = seconds_since(begin);
+  const double whole = seconds_since(began);
+  const double seconds = whole - (t_left_out - left_out);
+  t_left_out = left_out + whole;
   g_totals.nanoseconds += static_cast<int64_t>(seconds * 1e9);
-  if (t_observer) t_observer->recomputed(seconds);
+  if (t_observer) t_observer->recomputed(seconds - replay.op_seconds());
 }
+
+void leave_out_of_replay(double seconds) { t_left_out += seconds; }
 
 ReplayTotals replay_totals() {
   return {.recomputations = g_totals.recomputations,

@@ -53,7 +53,9 @@ void Retention::open(Treatment treatment) {
     regions_.back()->evict_on_demand();
     if (profile_) {
       regions_.back()->pool()->set_evicted(
-          [profiler = profile_->profiler()](int64_t bytes) { profiler->evicted(bytes); });
+          [profiler = profile_->profiler()](int64_t bytes, double seconds) {
+            profiler->evicted(bytes, seconds);
+          });
     }
   }
   open_.push_back({.region = regions_.back(), .treatment = treatment});

@@ -29,12 +29,13 @@ torch::Tensor SavedSlot::unpack() const {
                 "use the op that returns a new tensor instead, or clone() before it");
   }
   if (region && region->pool()) region->pool()->reached(op_index);
-  if (!profiler) return read();
+  if (!profiler && !replays) return read();
   struct ObserverScope {
     explicit ObserverScope(ReplayObserver* observer) : before(ReplayObserver::exchange(observer)) {}
     ~ObserverScope() { ReplayObserver::exchange(before); }
     ReplayObserver* before;
-  } const observed(profiler.get());
+  } const observed(profiler ? profiler.get() : replays.get());
+  if (!profiler) return read();
   profiler->unpacking();
   auto result = read();
   const bool is_handed_out = kept && !kept->is_resident();

@@ -15,6 +15,7 @@
 namespace fleet::memory {
 
 class Profiler;
+class ReplayObserver;
 
 /// One tensor that autograd saved: a KeptValue or a view of it, or the tensor itself where it came
 /// from outside of the forward.
@@ -45,6 +46,7 @@ struct SavedSlot {
   std::shared_ptr<KeptValue> kept;
   std::shared_ptr<Region> region;  // keeps alive what recomputes `kept`
   std::shared_ptr<Profiler> profiler;
+  std::shared_ptr<ReplayObserver> replays;  // is told of what recomputes `kept`
 
  private:
   torch::Tensor read() const;

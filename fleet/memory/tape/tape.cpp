@@ -240,6 +240,7 @@ std::unique_ptr<compat::SavedTensor> Tape::save(const torch::Tensor& tensor) {
     slot->op = &running_->traits->name;
     slot->op_index = running_->index;
     if (profile_) slot->profiler = profile_->profiler();
+    slot->replays = replays_;
     saved_now_.push_back(slot);
   } else {
     retention_.resolve(*slot, nullptr);

@@ -20,6 +20,7 @@ namespace fleet::memory {
 
 class Profiler;
 class ProfileWriter;
+class ReplayObserver;
 struct Offload;
 
 /// Records the ops of one forward as the user calls them, with what autograd saves while they run.
@@ -61,6 +62,10 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   int live_in_segment(int limit) const { return retention_.live_in_segment(limit); }
   const TapeReport& report() const { return report_; }
 
+  /// Is told of what backward recomputes; a profiler is told instead if there is one.
+  void set_replay_observer(std::shared_ptr<ReplayObserver> observer) {
+    replays_ = std::move(observer);
+  }
   /// From now on, what was there before the forward is copied before an op writes to it.
   void set_undo(WriteUndo* undo) { undo_ = undo; }
   /// Storages that ops have read and that were there before the forward: parameters, buffers, data.
@@ -81,6 +86,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   std::unique_ptr<ProfileWriter> profile_;
   Retention retention_;
   WriteUndo* undo_ = nullptr;
+  std::shared_ptr<ReplayObserver> replays_;
   // Of the op that runs:
   std::shared_ptr<OpRecord> running_;
   std::vector<torch::Tensor> arguments_;  // by input

@@ -244,6 +244,7 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
   m.take_peak();
   m.step_peak_ = 0;
   std::shared_ptr<memory::Profiler> profiler;
+  std::shared_ptr<memory::ReplayTimes> replays;
   const bool uses_file = m.configs_.enable_offload && (!m.plans_ || m.plans_->prepare(samples));
   if (uses_file) {
     m.open_file();
@@ -255,6 +256,7 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
     auto run = m.plans_->begin();
     policy_ = std::move(run.policy);
     profiler = std::move(run.profiler);
+    replays = std::move(run.replays);
     m.is_unbounded_ = run.is_unbounded;
     m.apply_budget();
   } else {
@@ -269,6 +271,7 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
     offload_->is_synchronous = profiler != nullptr;
   }
   scope_.emplace(*policy_, std::move(profiler), offload_ ? &*offload_ : nullptr);
+  scope_->tape().set_replay_observer(std::move(replays));
 }
 
 void MemoryStrategy::Forward::finish() {

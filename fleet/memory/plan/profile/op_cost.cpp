@@ -32,6 +32,7 @@ OpCost op_cost(const OpRecord& record, const std::vector<torch::Tensor>& argumen
 
 void set_times(StepProfile& profile, const MachineRates& rates) {
   profile.forward_seconds = 0;
+  profile.recompute_overhead = 0;
   for (auto& op : profile.ops) {
     op.seconds = std::max(op.cost.flops / rates.flops, op.cost.bytes / rates.bytes);
     op.replay_seconds = op.seconds;

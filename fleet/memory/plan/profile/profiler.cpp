@@ -2,55 +2,16 @@
 #include "fleet/memory/plan/profile/profiler.h"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
-#include <tuple>
 #include <unordered_set>
 
 #include "fleet/core/seconds_since.h"
+#include "fleet/memory/plan/profile/equal_ops.h"
 #include "fleet/memory/replay/mask_bits.h"
 
 namespace fleet::memory {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Two ops do the same work if they have the same name, cost and sizes, and the same ops before and
-// behind them.
-using Work = std::tuple<std::string, std::string, std::string, double, double, int64_t, size_t>;
-
-Work work_of(const StepProfile& profile, size_t i) {
-  const auto name = [&](size_t k) { return k < profile.ops.size() ? profile.ops[k].name : ""; };
-  const auto& op = profile.ops[i];
-  return {name(i - 1),   op.name,       name(i + 1),    op.cost.flops,
-          op.cost.bytes, op.made_bytes, op.saves.size()};
-}
-
-// Gives each of these ops their median time; returns by how much the sum fell.
-double take_median(StepProfile& profile, const std::vector<size_t>& same,
-                   double StepProfile::Op::*time) {
-  std::vector<double> times;
-  for (const size_t i : same) times.push_back(profile.ops[i].*time);
-  const auto sum = std::accumulate(times.begin(), times.end(), 0.0);
-  const auto median = times.begin() + std::ssize(times) / 2;
-  std::nth_element(times.begin(), median, times.end());
-  for (const size_t i : same) profile.ops[i].*time = *median;
-  return sum - *median * static_cast<double>(same.size());
-}
-
-// The same work takes the same time, as in the blocks of a transformer: medians remove what other
-// processes added.
-void take_medians(StepProfile& profile) {
-  using Op = StepProfile::Op;
-  std::map<Work, std::vector<size_t>> works;
-  for (size_t i = 0; i < profile.ops.size(); ++i) works[work_of(profile, i)].push_back(i);
-  for (const auto& [work, same] : works) {
-    if (same.size() < 3) continue;
-    take_median(profile, same, &Op::replay_seconds);
-    profile.forward_seconds -= take_median(profile, same, &Op::seconds);
-    profile.backward_seconds -= take_median(profile, same, &Op::backward_seconds);
-  }
-}
 
 }  // namespace
 
@@ -72,12 +33,13 @@ void Profiler::op_begins(int op) {
   close_op();
   profile_.ops.resize(static_cast<size_t>(op) + 1);
   op_live_ = counter_.live();
+  left_out_of_op_ = 0;
   op_began_ = Clock::now();
 }
 
 void Profiler::op_returned() {
   auto& op = profile_.ops.back();
-  op.seconds = op.replay_seconds = seconds_since(op_began_);
+  op.seconds = seconds_since(op_began_) - std::exchange(left_out_of_op_, 0);
   const auto peak = counter_.take_window_peak();
   profile_.measured_peak = std::max(profile_.measured_peak, peak);
   op.transient = std::max(op.transient, peak - op_live_);  // its results are part of it
@@ -95,12 +57,12 @@ void Profiler::kept(int block, const std::shared_ptr<KeptValue>& kept) {
 void Profiler::forward_ended() {
   close_op();
   in_forward_ = false;
-  profile_.forward_seconds = seconds_since(began_);
+  profile_.forward_seconds = seconds_since(began_) - left_out_of_forward_;
   node_began_ = Clock::now();
 }
 
 // The window is split there: what was freed would hide what the op takes.
-void Profiler::evicted(int64_t bytes) {
+void Profiler::evicted(int64_t bytes, double seconds) {
   const auto peak = counter_.take_window_peak();
   profile_.measured_peak = std::max(profile_.measured_peak, peak);
   if (in_forward_) {
@@ -109,12 +71,15 @@ void Profiler::evicted(int64_t bytes) {
       op.transient = std::max(op.transient, peak - op_live_);
     }
     op_live_ -= bytes;
+    left_out_of_op_ += seconds;
+    if (!is_unpacking_) left_out_of_forward_ += seconds;
   } else {
     if (node_ >= 0 && !is_unpacking_) {
       auto& op = profile_.ops[static_cast<size_t>(node_)];
       op.backward_transient = std::max(op.backward_transient, peak - node_live_);
     }
     node_live_ -= bytes;
+    if (!is_unpacking_) left_out_of_node_ += seconds;
   }
 }
 
@@ -143,7 +108,7 @@ int64_t Profiler::held_bytes() {
 void Profiler::close_node() {
   const auto peak = counter_.take_window_peak();
   profile_.measured_peak = std::max(profile_.measured_peak, peak);
-  const double seconds = seconds_since(node_began_) - recompute_seconds_of_node_;
+  const double seconds = seconds_since(node_began_) - std::exchange(left_out_of_node_, 0);
   if (node_ >= 0) {
     auto& op = profile_.ops[static_cast<size_t>(node_)];
     op.backward_transient = std::max(op.backward_transient, peak - node_live_);
@@ -151,19 +116,23 @@ void Profiler::close_node() {
   }
   profile_.backward_seconds += seconds;
   node_began_ = Clock::now();
-  recompute_seconds_of_node_ = 0;
 }
 
-// A replay from here on does not count for the node.
+// What follows, up to `unpacked`, does not count for the node: plain training has none of it.
 void Profiler::unpacking() {
   had_inner_backward_ |= in_forward_;
   is_unpacking_ = true;
   if (!in_forward_) close_node();
+  unpacking_began_ = Clock::now();
 }
 
 void Profiler::unpacked(int op, int64_t handed_out) {
   is_unpacking_ = false;
-  if (in_forward_) return;
+  if (in_forward_) {
+    left_out_of_forward_ += seconds_since(unpacking_began_);
+    return;
+  }
+  node_began_ = Clock::now();
   profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
   if (op < 0) return;
   if (node_ != op) node_handed_out_ = 0;
@@ -177,20 +146,14 @@ void Profiler::unpacked(int op, int64_t handed_out) {
                                                             node_handed_out_ - in_transit);
 }
 
-void Profiler::replayed(int op, double seconds) {
-  profile_.ops[static_cast<size_t>(op)].replay_seconds = seconds;
-  replayed_.insert(op);
-}
-
-void Profiler::recomputed(double seconds) {
-  if (!in_forward_) recompute_seconds_of_node_ += seconds;
-}
+void Profiler::replayed(int op, double seconds) { replays_.replayed(op, seconds); }
+void Profiler::recomputed(double overhead) { replays_.recomputed(overhead); }
 
 // A dropout that was not replayed in this step: its random numbers are not drawn again, since its
 // mask waits as bits.
 void Profiler::estimate_dropouts() {
   for (size_t i = 0; i < profile_.ops.size(); ++i) {
-    if (replayed_.contains(static_cast<int>(i))) continue;
+    if (replays_.has(static_cast<int>(i))) continue;
     auto& op = profile_.ops[i];
     for (const int block : op.makes) {
       const auto& mask = profile_.blocks[static_cast<size_t>(block)];
@@ -204,8 +167,9 @@ void Profiler::estimate_dropouts() {
 StepProfile Profiler::finish() {
   close_node();
   node_ = -1;
+  replays_.write_into(profile_, &StepProfile::Op::seconds);
   estimate_dropouts();
-  take_medians(profile_);
+  share_medians(profile_);
   return std::move(profile_);
 }
 

@@ -3,19 +3,20 @@
 
 #include <chrono>
 #include <memory>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/memory/offload/offload_file.h"
+#include "fleet/memory/plan/profile/replay_times.h"
 #include "fleet/memory/plan/profile/step_profile.h"
 #include "fleet/memory/replay/replay.h"
 #include "fleet/memory/tape/kept_value.h"
 
 namespace fleet::memory {
 
-/// Measures a step: pass it to a Tape, and call `finish` after backward.
+/// Measures a step: pass it to a Tape, and call `finish` after backward. What the step takes to
+/// evict values, and to recompute them, is left out of the times of ops and of the whole.
 class Profiler final : public ReplayObserver {
  public:
   explicit Profiler(MemoryCounter& counter);
@@ -31,15 +32,15 @@ class Profiler final : public ReplayObserver {
   StepProfile::Block& block(int number) { return profile_.blocks[static_cast<size_t>(number)]; }
   void checkpoint_before(int op) { profile_.checkpoints.push_back(op); }
   void forward_ended();
-  /// Values were evicted in the middle of an op, or of a backward node.
-  void evicted(int64_t bytes);
+  /// Values were evicted in the middle of an op, of a backward node, or of a replay.
+  void evicted(int64_t bytes, double seconds);
 
   // Called by saved tensors and replays in backward.
   void unpacking();
   // `handed_out`: bytes that only the backward node holds now.
   void unpacked(int op, int64_t handed_out);
   void replayed(int op, double seconds) override;
-  void recomputed(double seconds) override;
+  void recomputed(double overhead) override;
 
   /// After backward.
   StepProfile finish();
@@ -55,12 +56,12 @@ class Profiler final : public ReplayObserver {
   std::shared_ptr<const OffloadFile> file_;
   StepProfile profile_;
   std::vector<std::pair<int, std::weak_ptr<KeptValue>>> kept_;  // with block
-  Clock::time_point began_, op_began_, node_began_;
+  Clock::time_point began_, op_began_, node_began_, unpacking_began_;
   bool in_forward_ = true;
-  std::unordered_set<int> replayed_;  // ops
-  bool is_unpacking_ = false;         // a replay may run
-  bool had_inner_backward_ = false;   // since the last op: gradients taken inside the forward
-  double recompute_seconds_of_node_ = 0;
+  ReplayTimes replays_;
+  bool is_unpacking_ = false;        // a replay may run
+  bool had_inner_backward_ = false;  // since the last op: gradients taken inside the forward
+  double left_out_of_forward_ = 0, left_out_of_op_ = 0, left_out_of_node_ = 0;  // seconds
   int64_t op_live_ = 0, node_live_ = 0;
   int node_ = -1;  // the op whose backward runs
   int64_t node_handed_out_ = 0;

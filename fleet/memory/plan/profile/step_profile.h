@@ -28,7 +28,7 @@ struct StepProfile {
   struct Op {
     std::string name;
     double seconds = 0;
-    double replay_seconds = 0;  // in a replay; as `seconds` if it was not replayed
+    double replay_seconds = 0;  // in a replay; estimated if it was not replayed
     int64_t transient = 0;      // bytes allocated and freed inside it
     int64_t made_bytes = 0;     // of its results
     std::vector<int> saves;     // blocks that autograd saved
@@ -54,9 +54,10 @@ struct StepProfile {
   std::vector<int> checkpoints;  // ops before which `fleet::checkpoint` was called
   int64_t base = 0;              // alive before the forward: parameters, gradients, data
   double forward_seconds = 0;
-  double backward_seconds = 0;  // without replays
-  int64_t measured_peak = 0;    // of the measured step, as it was run
-  int backwards = 1;            // that the graph is kept for: what is held stays until the last
+  double backward_seconds = 0;    // without replays
+  double recompute_overhead = 0;  // seconds of each recomputation, beside its ops
+  int64_t measured_peak = 0;      // of the measured step, as it was run
+  int backwards = 1;              // that the graph is kept for: what is held stays until the last
 
   double plain_seconds() const { return forward_seconds + backward_seconds; }
   int64_t saved_bytes() const;

@@ -69,6 +69,7 @@ SegmentOutcome SegmentSimulation::simulate(int begin, int end, bool is_dropped,
   }
   if (!region_.empty()) replay_region(region_, first_saving);
   for (auto& selective : outcome_.selective) {
+    outcome_.seconds += profile_.recompute_overhead;
     selective.height = std::max(height_of(selective), selective.bytes);
     selective_of_[static_cast<size_t>(selective.maker)] = -1;
   }
@@ -147,6 +148,7 @@ bool SegmentSimulation::select(int b, int k) {
 // The ops that the segment's replay calls.
 void SegmentSimulation::replay_region(const std::vector<int>& blocks, int first_saving) {
   const int begin = outcome_.begin, end = outcome_.end;
+  outcome_.seconds += profile_.recompute_overhead;
   std::vector<char> is_replayed(static_cast<size_t>(end - begin), 0);
   std::vector<int> todo;
   const auto need = [&](int op) {

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fleet/memory/plan/profile/replay_times.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "fleet/memory/plan/profile/equal_ops.h"
+
+namespace fleet::memory {
+namespace {
+
+constexpr size_t kEnough = 3;    // samples; of fewer one may have been disturbed
+constexpr double kMaxRatio = 4;  // beyond, the clock was disturbed
+
+}  // namespace
+
+void ReplayTimes::replayed(int op, double seconds) {
+  auto& times = by_op_[op];
+  times.seconds += seconds;
+  ++times.count;
+  seconds_ += seconds;
+}
+
+void ReplayTimes::recomputed(double overhead) {
+  overheads_.push_back(overhead);
+  seconds_ += overhead;
+}
+
+void ReplayTimes::write_into(StepProfile& profile, double StepProfile::Op::*time) const {
+  std::vector<double> all;
+  std::unordered_map<std::string_view, std::vector<double>> by_name;
+  for (const auto& [number, times] : by_op_) {
+    if (number >= std::ssize(profile.ops)) continue;  // of a longer forward
+    const auto& op = profile.ops[static_cast<size_t>(number)];
+    if (op.*time <= 0) continue;
+    const auto ratio = std::min(times.mean() / (op.*time), kMaxRatio);
+    all.push_back(ratio);
+    by_name[op.name].push_back(ratio);
+  }
+  const double ratio_of_all = all.size() < kEnough ? 1 : median_of(all);
+  const auto estimate = [&](const StepProfile::Op& op) {
+    const auto ratios = by_name.find(op.name);
+    const bool is_known = ratios != by_name.end() && ratios->second.size() >= kEnough;
+    return op.*time * (is_known ? median_of(ratios->second) : ratio_of_all);
+  };
+  for (const auto& same : equal_ops(profile)) {
+    std::vector<double> samples;
+    for (const size_t i : same) {
+      const auto known = by_op_.find(static_cast<int>(i));
+      if (known != by_op_.end()) samples.push_back(known->second.mean());
+    }
+    for (const size_t i : same) {
+      auto of_op = samples;
+      if (of_op.size() < kEnough) of_op.push_back(estimate(profile.ops[i]));
+      profile.ops[i].replay_seconds = median_of(std::move(of_op));
+    }
+  }
+  if (!overheads_.empty()) profile.recompute_overhead = median_of(overheads_);
+}
+
+}  // namespace fleet::memory
