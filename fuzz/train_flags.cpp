@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "fleet/core/version.h"
 #include "fleet/train/program/train_config.h"
 
 #include "fuzz/words.h"
@@ -30,7 +31,9 @@ void run(Bytes bytes) {
   try {
     if (!accepts([&] { config = parsed(words); })) return;
   } catch (const HelpRequested& help) {
-    require(std::string_view(help.what()).starts_with("train: "), "help begins with the program");
+    const std::string_view text = help.what();
+    require(text.starts_with("train: ") || text == version_text("train"),
+            "help begins with the program, or it is what --version prints");
     return;
   }
   require(out_of_limits(config).empty() && out_of_limits(config.strategy).empty() &&
