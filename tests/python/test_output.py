@@ -38,12 +38,12 @@ def test_lines_are_in_a_redirected_stdout_in_order():
         print("after")
     lines = text.getvalue().splitlines()
     assert any("Strategy Overview" in line for line in lines)
-    assert lines.index("closure") < next(i for i, line in enumerate(lines) if line.startswith("step")) < lines.index("after")
+    assert lines.index("closure") < next(i for i, line in enumerate(lines) if "cost = " in line) < lines.index("after")
 
 
 def test_pytest_captures_lines(capsys):
     train()
-    assert "closure" in capsys.readouterr().out.split("step")[0]
+    assert "closure" in capsys.readouterr().out.split("cost = ")[0]
 
 
 def test_nothing_of_them_is_on_the_descriptor():
