@@ -361,6 +361,35 @@ TEST_F(BudgetAllocatorTest, SizesThatChangeEveryStepReusePagesWithinThePeak) {
   EXPECT_EQ(cached(), 0);
 }
 
+// What was cut from one block becomes one block again where it is asked for, and no page moves.
+TEST_F(BudgetAllocatorTest, NeighboursAreJoinedBeforePagesAreMoved) {
+  memory.trim();
+  const void* first = nullptr;
+  {
+    const auto whole = bytes(8 * kMiB);
+    first = whole.data_ptr();
+  }
+  {
+    std::vector<torch::Tensor> parts;
+    for (int i = 1; i <= 8; ++i) parts.push_back(bytes(kMiB).fill_(i));
+  }
+  const auto whole = bytes(8 * kMiB);
+  EXPECT_EQ(whole.data_ptr(), first);
+  EXPECT_EQ(cached(), 0);
+}
+
+// Small ones too: their pages would have to be mapped, faulted in and cleared again.
+TEST_F(BudgetAllocatorTest, RestsServeSmallRequests) {
+  memory.trim();
+  { bytes(kMiB + 40 * 1024); }
+  const auto most = bytes(kMiB);
+  EXPECT_EQ(cached(), 40 * 1024);
+  const auto rest = bytes(40 * 1024);
+  EXPECT_EQ(cached(), 0);
+  EXPECT_EQ(static_cast<const char*>(rest.data_ptr()),
+            static_cast<const char*>(most.data_ptr()) + kMiB);
+}
+
 TEST_F(BudgetAllocatorTest, CacheFollowsAPeakThatFalls) {
   { bytes(64 * kMiB).fill_(1); }
   EXPECT_EQ(cached(), 64 * kMiB);

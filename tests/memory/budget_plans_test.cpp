@@ -74,7 +74,7 @@ TEST_F(BudgetPlansTest, LooksForAnotherPlanWhereReplaysTakeLonger) {
     slow = has_replayed(*run_.replays, plans, "aten::tanh") ? "aten::tanh" : "aten::exp";
     const auto& ops = plans.profile(kSamples)->ops;
     for (size_t i = 0; i < ops.size(); ++i) {
-      if (ops[i].name == slow) run_.replays->replayed(static_cast<int>(i), 1e3);
+      if (ops[i].name == slow) run_.replays->replayed(static_cast<int>(i), 1e3, /*is_whole=*/true);
     }
   });
   const auto second = plans.plan(kSamples);

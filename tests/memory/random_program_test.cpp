@@ -72,7 +72,7 @@ class RandomEvictions final : public memory::ReplayObserver {
     freed += memory::EvictionPool::evict(bytes);
   }
   // In the middle of a replay.
-  void replayed(int /*op*/, double /*seconds*/) override { evict_sometimes(); }
+  void replayed(int /*op*/, double /*seconds*/, bool /*is_whole*/) override { evict_sometimes(); }
   void recomputed(double /*overhead*/) override { evict_sometimes(); }
 
   static inline int64_t freed = 0;

@@ -47,8 +47,8 @@ TEST(ReplayTimesTest, EstimatesWhatWasNotReplayedByTheOpsOfItsName) {
   }
   profile.ops.push_back(op_of("aten::exp", 10));
   ReplayTimes times;
-  for (int i = 0; i < 3; ++i) times.replayed(i, 3.0 * (1 + i));
-  times.replayed(0, 5);  // once more: 4 on average
+  for (int i = 0; i < 3; ++i) times.replayed(i, 3.0 * (1 + i), true);
+  times.replayed(0, 5, true);  // once more: 4 on average
   times.recomputed(0.25);
   times.recomputed(0.5);
   times.recomputed(9);  // disturbed
@@ -65,11 +65,28 @@ TEST(ReplayTimesTest, EqualOpsHaveTheMedianOfTheirReplays) {
   StepProfile profile;
   for (int i = 0; i < 7; ++i) profile.ops.push_back(op_of("aten::add", 1));
   ReplayTimes times;
-  times.replayed(1, 2);
-  times.replayed(2, 1000);  // disturbed
-  times.replayed(4, 3);
+  times.replayed(1, 2, true);
+  times.replayed(2, 1000, true);  // disturbed
+  times.replayed(4, 3, true);
   times.write_into(profile, &StepProfile::Op::seconds);
   for (size_t i = 1; i < 6; ++i) EXPECT_DOUBLE_EQ(profile.ops[i].replay_seconds, 3);
+}
+
+// An op that ended early, since only what it saves at its beginning was wanted, would look cheap.
+TEST(ReplayTimesTest, ReplaysThatEndedEarlyCountWhereThereIsNoOther) {
+  StepProfile profile;
+  for (int i = 0; i < 7; ++i) profile.ops.push_back(op_of("aten::matmul", 10));
+  for (int i = 0; i < 5; ++i) profile.ops.push_back(op_of("aten::exp", 10));
+  ReplayTimes times;
+  for (int i = 1; i < 5; ++i) times.replayed(i, 0.01, /*is_whole=*/false);
+  times.replayed(5, 12, true);
+  times.replayed(5, 0.01, false);
+  times.replayed(9, 0.02, false);
+  times.write_into(profile, &StepProfile::Op::seconds);
+  EXPECT_DOUBLE_EQ(profile.ops[1].replay_seconds, 11);  // of one sample, and the estimate
+  EXPECT_DOUBLE_EQ(profile.ops[5].replay_seconds, 11);
+  EXPECT_DOUBLE_EQ(profile.ops[9].replay_seconds, 0.02);
+  EXPECT_DOUBLE_EQ(times.seconds(), 12 + 5 * 0.01 + 0.02);
 }
 
 TEST(ReplayTimesTest, ComputedTimesHaveNoOverhead) {
@@ -97,8 +114,8 @@ TEST(ReplayTimesTest, CountsNoReplayTwice) {
   while (EvictionPool::evict(1) > 0) {
   }
   struct Slow final : ReplayObserver {
-    void replayed(int op, double seconds) override {
-      times.replayed(op, seconds);
+    void replayed(int op, double seconds, bool is_whole) override {
+      times.replayed(op, seconds, is_whole);
       leave_out_of_replay(kLong);  // as if values had been evicted
     }
     void recomputed(double overhead) override { times.recomputed(overhead); }

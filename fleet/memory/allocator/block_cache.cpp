@@ -16,6 +16,9 @@ namespace {
 /// Shorter runs are not worth a mapping of their own (the system allows some 65,000).
 constexpr size_t kSmallestPiece = size_t{64} * 1024;
 
+/// Free blocks, rests among them, before neighbours are joined in any case.
+constexpr size_t kManyBlocks = 1024;
+
 size_t whole_pages(size_t bytes) {
   return (bytes + BlockCache::kPage - 1) / BlockCache::kPage * BlockCache::kPage;
 }
@@ -54,12 +57,14 @@ std::unique_ptr<BlockCache::Block> BlockCache::split(Block& block, size_t bytes)
   rest->address = block.address + bytes;
   rest->bytes = block.bytes - bytes;
   rest->freed_at = block.freed_at;
+  rest->is_cut = bytes == 0 && block.is_cut;
   std::vector<size_t> pieces;
   size_t passed = 0;
   for (const size_t piece : block.pieces) {
     const size_t mine = std::min(piece, bytes - std::min(bytes, passed));
     if (mine > 0) pieces.push_back(mine);
     if (mine < piece) rest->pieces.push_back(piece - mine);
+    if (mine > 0 && mine < piece) rest->is_cut = true;
     passed += piece;
   }
   block.pieces = std::move(pieces);
@@ -71,12 +76,37 @@ std::unique_ptr<BlockCache::Block> BlockCache::take(std::map<size_t, Pages>::ite
   auto block = std::move(of_size->second.back());
   of_size->second.pop_back();
   cached_ -= static_cast<int64_t>(block->bytes);
+  --free_blocks_;
   return block;
 }
 
 void BlockCache::keep(std::unique_ptr<Block> block) {
   cached_ += static_cast<int64_t>(block->bytes);
+  ++free_blocks_;
   free_[block->bytes].push_back(std::move(block));
+}
+
+/// Only where it is needed: blocks of the sizes that a step asks for are best left as they are.
+void BlockCache::join_neighbours() {
+  Pages all;
+  for (auto& [size, blocks] : free_) std::ranges::move(blocks, std::back_inserter(all));
+  std::ranges::sort(all, {}, [](const auto& block) { return block->address; });
+  Pages joined;
+  for (auto& block : all) {
+    if (joined.empty() || joined.back()->address + joined.back()->bytes != block->address) {
+      joined.push_back(std::move(block));
+      continue;
+    }
+    auto& before = *joined.back();
+    auto next = block->pieces.begin();
+    if (block->is_cut) before.pieces.back() += *next++;
+    before.pieces.insert(before.pieces.end(), next, block->pieces.end());
+    before.bytes += block->bytes;
+    before.freed_at = std::max(before.freed_at, block->freed_at);
+  }
+  free_.clear();
+  free_blocks_ = joined.size();
+  for (auto& block : joined) free_[block->bytes].push_back(std::move(block));
 }
 
 BlockCache::Pages BlockCache::grab(size_t bytes) {
@@ -88,21 +118,18 @@ BlockCache::Pages BlockCache::grab(size_t bytes) {
     return pages;
   }
   std::erase_if(free_, [](const auto& of_size) { return of_size.second.empty(); });
+  const bool may_fit = cached_ >= static_cast<int64_t>(wanted);
+  const bool is_in_parts = may_fit && free_.lower_bound(wanted) == free_.end();
+  if (is_in_parts || free_blocks_ > kManyBlocks) join_neighbours();
   size_t have = 0;
   while (have < wanted && !free_.empty()) {
     // The smallest that is enough, else the largest: few pieces, and little is broken up.
-    auto of_size = free_.lower_bound(std::max(wanted - have, kSmallestPiece));
+    auto of_size = free_.lower_bound(have == 0 ? wanted : std::max(wanted - have, kSmallestPiece));
     if (of_size == free_.end()) of_size = std::prev(of_size);
-    if (of_size->first < kSmallestPiece) break;
+    if (of_size->first < std::min(wanted, kSmallestPiece)) break;
     auto block = take(of_size);
     if (of_size->second.empty()) free_.erase(of_size);
-    if (block->bytes > wanted - have) {
-      auto rest = split(*block, wanted - have);
-      if (rest->bytes >= kSmallestPiece)
-        keep(std::move(rest));
-      else
-        unmap_pages(rest->address, rest->bytes);
-    }
+    if (block->bytes > wanted - have) keep(split(*block, wanted - have));
     have += block->bytes;
     pages.push_back(std::move(block));
   }
@@ -220,6 +247,7 @@ void BlockCache::shrink_locked(int64_t bytes) {
                                    [&](const auto& one) { return one.get() == block; });
       auto whole = std::move(*at);
       of_size.erase(at);
+      --free_blocks_;
       cached_ -= static_cast<int64_t>(whole->bytes);
       auto end = split(*whole, whole->bytes - whole_pages(static_cast<size_t>(excess)));
       unmap_pages(end->address, end->bytes);
@@ -227,6 +255,7 @@ void BlockCache::shrink_locked(int64_t bytes) {
       break;
     }
     excess -= static_cast<int64_t>(block->bytes);
+    --free_blocks_;
     cached_ -= static_cast<int64_t>(block->bytes);
     unmap_pages(block->address, block->bytes);
     auto& of_size = free_.at(block->bytes);

@@ -136,10 +136,10 @@ class Replay {
       refill_values(record->index);
       const double left_out = t_left_out;
       const auto begin = Clock::now();
-      call(*record);
+      const bool is_whole = call(*record);
       const double seconds = seconds_since(begin) - (t_left_out - left_out);
       op_seconds_ += seconds;
-      if (t_observer) t_observer->replayed(record->index, seconds);
+      if (t_observer) t_observer->replayed(record->index, seconds, is_whole);
     }
     refill_values(std::numeric_limits<int>::max());
   }
@@ -222,7 +222,8 @@ class Replay {
     return stack;
   }
 
-  void call(const OpRecord& record) {
+  // False when it ended early.
+  bool call(const OpRecord& record) {
     const auto asked = saves_.find(record.index);
     const bool wants_saves = asked != saves_.end();
     const bool wants_results =
@@ -249,9 +250,10 @@ class Replay {
       }
       const bool finished = record.rng_state ? call_with_rng(record, stack, with_graph, capture)
                                              : call_libtorch(record, stack, with_graph, capture);
-      if (!finished) return;
+      if (!finished) return false;
     }
     remember(record, stack, tensors);
+    return true;
   }
 
   // Values that were refilled for other replays, and share a storage that this op writes to.

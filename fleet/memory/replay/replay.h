@@ -33,7 +33,8 @@ ReplayTotals replay_totals();
 class ReplayObserver {
  public:
   virtual ~ReplayObserver() = default;
-  virtual void replayed(int op, double seconds) = 0;
+  /// `is_whole`: to its end; false if only what it saves at its beginning was wanted.
+  virtual void replayed(int op, double seconds, bool is_whole) = 0;
   /// A recomputation ended; `overhead`: its seconds beside the ops'.
   virtual void recomputed(double overhead) = 0;
 

@@ -146,7 +146,9 @@ void Profiler::unpacked(int op, int64_t handed_out) {
                                                             node_handed_out_ - in_transit);
 }
 
-void Profiler::replayed(int op, double seconds) { replays_.replayed(op, seconds); }
+void Profiler::replayed(int op, double seconds, bool is_whole) {
+  replays_.replayed(op, seconds, is_whole);
+}
 void Profiler::recomputed(double overhead) { replays_.recomputed(overhead); }
 
 // A dropout that was not replayed in this step: its random numbers are not drawn again, since its

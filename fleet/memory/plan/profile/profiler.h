@@ -39,7 +39,7 @@ class Profiler final : public ReplayObserver {
   void unpacking();
   // `handed_out`: bytes that only the backward node holds now.
   void unpacked(int op, int64_t handed_out);
-  void replayed(int op, double seconds) override;
+  void replayed(int op, double seconds, bool is_whole) override;
   void recomputed(double overhead) override;
 
   /// After backward.

@@ -16,11 +16,13 @@ constexpr double kMaxRatio = 4;  // beyond, the clock was disturbed
 
 }  // namespace
 
-void ReplayTimes::replayed(int op, double seconds) {
+void ReplayTimes::replayed(int op, double seconds, bool is_whole) {
+  seconds_ += seconds;
   auto& times = by_op_[op];
+  if (times.are_whole && !is_whole) return;
+  if (is_whole && !times.are_whole) times = {.are_whole = true};
   times.seconds += seconds;
   ++times.count;
-  seconds_ += seconds;
 }
 
 void ReplayTimes::recomputed(double overhead) {
@@ -34,7 +36,7 @@ void ReplayTimes::write_into(StepProfile& profile, double StepProfile::Op::*time
   for (const auto& [number, times] : by_op_) {
     if (number >= std::ssize(profile.ops)) continue;  // of a longer forward
     const auto& op = profile.ops[static_cast<size_t>(number)];
-    if (op.*time <= 0) continue;
+    if (op.*time <= 0 || !times.are_whole) continue;
     const auto ratio = std::min(times.mean() / (op.*time), kMaxRatio);
     all.push_back(ratio);
     by_name[op.name].push_back(ratio);
@@ -46,14 +48,17 @@ void ReplayTimes::write_into(StepProfile& profile, double StepProfile::Op::*time
     return op.*time * (is_known ? median_of(ratios->second) : ratio_of_all);
   };
   for (const auto& same : equal_ops(profile)) {
-    std::vector<double> samples;
+    std::vector<double> samples, early;
     for (const size_t i : same) {
       const auto known = by_op_.find(static_cast<int>(i));
-      if (known != by_op_.end()) samples.push_back(known->second.mean());
+      if (known == by_op_.end()) continue;
+      (known->second.are_whole ? samples : early).push_back(known->second.mean());
     }
+    const bool always_ends_early = samples.empty() && !early.empty();
+    if (always_ends_early) samples = std::move(early);
     for (const size_t i : same) {
       auto of_op = samples;
-      if (of_op.size() < kEnough) of_op.push_back(estimate(profile.ops[i]));
+      if (of_op.size() < kEnough && !always_ends_early) of_op.push_back(estimate(profile.ops[i]));
       profile.ops[i].replay_seconds = median_of(std::move(of_op));
     }
   }
