@@ -4,9 +4,15 @@
 import os
 import sys
 
+import torch
+
 
 def main():
-    program = os.path.join(os.path.dirname(__file__), "bin", "fleetrun")
+    package = os.path.dirname(os.path.abspath(__file__))
     folder = os.path.dirname(sys.executable)
     os.environ["PATH"] = folder + os.pathsep + os.environ.get("PATH", os.defpath)
-    os.execv(program, ["fleetrun", *sys.argv[1:]])
+    libraries = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "lib")
+    if not os.path.isdir(os.path.join(package, "..", "torch", "lib")):  # where the launcher looks: torch is elsewhere
+        before = os.environ.get("LD_LIBRARY_PATH")
+        os.environ["LD_LIBRARY_PATH"] = libraries + (os.pathsep + before if before else "")
+    os.execv(os.path.join(package, "bin", "fleetrun"), ["fleetrun", *sys.argv[1:]])

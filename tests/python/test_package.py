@@ -156,3 +156,23 @@ def test_a_wheel_imports_beside_torch_alone(request, tmp_path):
     assert result.returncode == 0, result.stderr
     assert str(tmp_path) in result.stdout and result.stdout.split()[-1] == "32.0"
     shutil.rmtree(tmp_path / "site")
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_fleetrun_finds_a_torch_that_lies_elsewhere(tmp_path, monkeypatch, is_beside):
+    """In a virtual environment over another one, say, the launcher's own path does not lead to it."""
+    import torch
+    from fleet import _fleetrun
+
+    started = {}
+    if is_beside:
+        (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "fleet").mkdir()
+    monkeypatch.setattr(_fleetrun, "__file__", str(tmp_path / "fleet" / "_fleetrun.py"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/before")
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setattr(os, "execv", lambda program, words: started.update(program=program, path=os.environ["LD_LIBRARY_PATH"]))
+    _fleetrun.main()
+    assert started["program"] == str(tmp_path / "fleet" / "bin" / "fleetrun")
+    own = os.path.join(os.path.dirname(torch.__file__), "lib")
+    assert started["path"] == ("/before" if is_beside else own + os.pathsep + "/before")
