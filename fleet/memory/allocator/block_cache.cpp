@@ -189,13 +189,13 @@ void* BlockCache::build(Pages pages, int64_t asked, void* tag) {
   void* data = block->address;
   std::lock_guard lock(mutex_);
   live_[data] = std::move(block);
-  live_bytes_ += static_cast<int64_t>(wanted);
-  count_window(wanted);
+  live_bytes_ += asked;
+  count_window(asked);
   return data;
 }
 
-void BlockCache::count_window(size_t bytes) {
-  window_allocated_ += static_cast<int64_t>(bytes);
+void BlockCache::count_window(int64_t bytes) {
+  window_allocated_ += bytes;
   window_peak_ = std::max(window_peak_, live_bytes_);
   shrink_locked(std::max(window_peak_, previous_window_peak_) - live_bytes_);
   if (window_allocated_ < kWindowPeaks * window_peak_) return;
@@ -210,7 +210,7 @@ std::unique_ptr<BlockCache::Block> BlockCache::remove(void* data) {
   if (found == live_.end()) return nullptr;
   auto block = std::move(found->second);
   live_.erase(found);
-  live_bytes_ -= static_cast<int64_t>(block->bytes);
+  live_bytes_ -= block->asked;
   return block;
 }
 
