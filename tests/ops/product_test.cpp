@@ -230,17 +230,22 @@ TEST_F(ProductTest, FastOpsReplaceLinearLayers) {
   const auto bias = torch::randn({96}).requires_grad_();
   const auto columns = torch::randn({128, 96}).requires_grad_();
   FastOps fast;
-  Tensor y, z, small;
+  Tensor y, z, small, no_bias;
   {
     const FastOpsScope scope(fast);
     y = torch::linear(x, weight, bias);
     z = at::addmm(bias, x.flatten(0, 1), columns);
     small = at::addmm(bias, x.flatten(0, 1), columns, /*beta=*/0.5);
+    no_bias = at::matmul(x, weight.t());
     (void)torch::linear(x[0].narrow(0, 0, 8), weight, bias);
   }
-  EXPECT_EQ(fast.summary(), "1 linear, 1 addmm by Fleet's ops");
+  EXPECT_EQ(fast.summary(), "1 linear, 1 addmm, 1 matmul by Fleet's ops");
   EXPECT_LE(relative_error(y, torch::linear(x, weight, bias)), 2e-6);
   EXPECT_LE(relative_error(z, at::addmm(bias, x.flatten(0, 1), columns)), 2e-6);
+  EXPECT_LE(relative_error(no_bias, at::matmul(x, weight.t())), 2e-6);
+  no_bias.sum().backward();
+  EXPECT_EQ(weight.grad().strides(), weight.strides());
+  EXPECT_LE(relative_error(weight.grad(), x.detach().flatten(0, 1).sum(0).expand({96, 128})), 2e-6);
   z.sum().backward();
   EXPECT_EQ(columns.grad().strides(), columns.strides());
   EXPECT_LE(relative_error(columns.grad(),
