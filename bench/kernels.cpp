@@ -22,6 +22,7 @@
 #include "fleet/ops/gelu_linear.h"
 #include "fleet/ops/kernels/layer_kernels.h"
 #include "fleet/ops/linear_cross_entropy.h"
+#include "fleet/ops/packed_linear.h"
 #include "fleet/ops/random_scope.h"
 #include "fleet/ops/tiled_attention.h"
 #include "fleet/precision/low_precision_speed.h"
@@ -226,6 +227,20 @@ void bench_attention(KernelBench& bench, torch::ScalarType type, int64_t samples
             timings, "the same without dropout");
 }
 
+/// A linear layer in float with the products of Fleet and of LibTorch; the three of an update.
+void bench_products(KernelBench& bench) {
+  for (const auto& [in, out] :
+       {std::pair<int64_t, int64_t>{1024, 1024}, {1024, 4096}, {4096, 1024}}) {
+    const auto x = numbers({2048, in}, torch::kFloat), weight = numbers({out, in}, torch::kFloat);
+    const auto bias = numbers({out}, torch::kFloat);
+    bench.both(
+        format("linear layer, 2048 x {} to {} fp32", in, out),
+        [&] { return ops::packed_linear(x, weight, bias); },
+        {{"LibTorch's linear", [&] { return torch::linear(x, weight, bias); }}}, {x, weight, bias},
+        5);
+  }
+}
+
 void bench_cross_entropy(KernelBench& bench, torch::ScalarType type) {
   constexpr int64_t kRows = 614, kHidden = 1024, kVocabulary = 30522;
   const auto x = numbers({kRows, kHidden}, type);
@@ -274,12 +289,13 @@ struct BertLayer {
   static Tensor heads(const Tensor& x) { return x.unflatten(-1, {16, 64}); }
 
   Tensor fused(const Tensor& x, double p) const {
-    const auto context =
-        ops::tiled_attention(heads(torch::linear(x, wq, bq)), heads(torch::linear(x, wk, bk)),
-                             heads(torch::linear(x, wv, bv)), {.dropout = p})
-            .flatten(2);
-    const auto y = ops::add_norm(torch::linear(context, wo, bo), x, gamma1, beta1, {.dropout = p});
-    const auto out = ops::gelu_linear(torch::linear(y, w_up), b_up, w_down, b_down);
+    const auto context = ops::tiled_attention(heads(ops::packed_linear(x, wq, bq)),
+                                              heads(ops::packed_linear(x, wk, bk)),
+                                              heads(ops::packed_linear(x, wv, bv)), {.dropout = p})
+                             .flatten(2);
+    const auto y =
+        ops::add_norm(ops::packed_linear(context, wo, bo), x, gamma1, beta1, {.dropout = p});
+    const auto out = ops::gelu_linear(ops::packed_linear(y, w_up), b_up, w_down, b_down);
     return ops::add_norm(out, y, gamma2, beta2, {.dropout = p});
   }
 
@@ -359,6 +375,7 @@ std::vector<Row> bench_kernels() {
   const auto is_wanted = [&](std::string_view name) {
     return wish == nullptr || std::string_view(wish).find(name) != std::string_view::npos;
   };
+  if (is_wanted("products")) bench_products(bench);
   for (const auto type : types) {
     if (is_wanted("dropout")) bench_dropout(bench, type);
     if (is_wanted("add_norm")) bench_add_norm(bench, type);

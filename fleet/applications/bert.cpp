@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
 #include "fleet/applications/application_entry.h"
@@ -17,6 +16,7 @@
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/layers/feed_forward.h"
 #include "fleet/ops/linear_cross_entropy.h"
+#include "fleet/ops/packed_linear.h"
 
 namespace fleet::applications {
 namespace {
@@ -159,7 +159,7 @@ Tensor BertImpl::encode(const BertBatch& batch) {
 
 Tensor BertImpl::masked_features(const Tensor& encoded, const BertBatch& batch) {
   const auto masked = encoded.flatten(0, 1).index_select(0, batch.masked_positions);
-  const auto wide = torch::linear(masked, transform_->weight);
+  const auto wide = ops::packed_linear(masked, transform_->weight);
   return transform_norm_(ops::bias_gelu(wide, transform_->bias));
 }
 
@@ -169,8 +169,9 @@ Tensor BertImpl::next_sentence_scores(const Tensor& encoded) {
 
 BertScores BertImpl::forward(const BertBatch& batch) {
   const auto x = encode(batch);
-  return {.masked_tokens = torch::linear(masked_features(x, batch), words_->weight, decoder_bias_),
-          .next_sentence = next_sentence_scores(x)};
+  return {
+      .masked_tokens = ops::packed_linear(masked_features(x, batch), words_->weight, decoder_bias_),
+      .next_sentence = next_sentence_scores(x)};
 }
 
 LossTerms BertImpl::losses(const BertBatch& batch, const Tensor& masked_lm_sum,

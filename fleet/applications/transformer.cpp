@@ -6,7 +6,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
@@ -21,6 +20,7 @@
 #include "fleet/ops/layers/feed_forward.h"
 #include "fleet/ops/layers/multi_head_attention.h"
 #include "fleet/ops/linear_cross_entropy.h"
+#include "fleet/ops/packed_linear.h"
 
 namespace fleet::applications {
 namespace {
@@ -218,7 +218,7 @@ Tensor TransformerImpl::decode_features(const Tensor& target, const Tensor& memo
 
 Tensor TransformerImpl::decode(const Tensor& target, const Tensor& memory,
                                const AttentionMask& memory_mask) {
-  return torch::linear(decode_features(target, memory, memory_mask), score_weight());
+  return ops::packed_linear(decode_features(target, memory, memory_mask), score_weight());
 }
 
 const Tensor& TransformerImpl::score_weight() const {
@@ -232,7 +232,7 @@ Tensor TransformerImpl::features(const TransformerBatch& batch) {
 }
 
 Tensor TransformerImpl::forward(const TransformerBatch& batch) {
-  return torch::linear(features(batch), score_weight());
+  return ops::packed_linear(features(batch), score_weight());
 }
 
 namespace {

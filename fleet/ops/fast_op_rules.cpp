@@ -16,6 +16,8 @@
 #include "fleet/ops/cross_entropy.h"
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/fused_op.inl"
+#include "fleet/ops/packed_linear.h"
+#include "fleet/ops/packed_matmul.h"
 #include "fleet/ops/tiled_attention.h"
 
 namespace fleet {
@@ -111,6 +113,12 @@ bool is_key_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
   }
   const compat::NoInterceptScope unseen;
   return mask.is_meta() || mask.any(-1).all().item<bool>();
+}
+
+// Whether Fleet multiplies the rows of x by a matrix of depth x columns.
+bool has_product_with(const Tensor& x, const Tensor& matrix, const Tensor& bias = {}) {
+  const compat::NoInterceptScope unseen;
+  return ops::has_packed_linear(x, matrix.t(), bias);
 }
 
 }  // namespace
@@ -282,6 +290,36 @@ FastOpOutcome replace_cross_entropy(FastOps& /*fast*/, const c10::IValue* argume
   // Autocast computes losses in float.
   const bool is_cast = logits.is_cpu() && at::autocast::is_autocast_enabled(at::kCPU);
   return {is_cast ? loss : loss.to(logits.scalar_type())};
+}
+
+// linear(input, weight, bias). Where Fleet's products are not faster there is nothing to count.
+FastOpOutcome replace_linear(FastOps& /*fast*/, const c10::IValue* arguments) {
+  const auto x = arguments[0].toTensor(), weight = arguments[1].toTensor();
+  const auto bias = tensor_of(arguments[2]);
+  if (!ops::has_packed_linear(x, weight, bias)) return FastOpOutcome::idle();
+  return {ops::packed_linear(x, weight, bias)};
+}
+
+// addmm(self, mat1, mat2, *, beta, alpha), where it is a linear layer.
+FastOpOutcome replace_addmm(FastOps& /*fast*/, const c10::IValue* arguments) {
+  const auto bias = arguments[0].toTensor(), x = arguments[1].toTensor();
+  const auto weight = arguments[2].toTensor();
+  const bool is_linear = bias.dim() == 1 && x.dim() == 2 && weight.dim() == 2 &&
+                         arguments[3].toScalar().equal(1) && arguments[4].toScalar().equal(1);
+  if (!is_linear || !has_product_with(x, weight, bias)) return FastOpOutcome::idle();
+  return {ops::packed_linear(x, weight.t(), bias)};
+}
+
+// bmm(self, mat2), matmul(self, other): of many pairs of matrices, or rows and one matrix, which is
+// how LibTorch's C++ writes a linear layer.
+FastOpOutcome replace_matmul(FastOps& /*fast*/, const c10::IValue* arguments) {
+  const auto a = arguments[0].toTensor(), b = arguments[1].toTensor();
+  if (b.dim() == 2 && a.dim() >= 2) {
+    if (!has_product_with(a, b)) return FastOpOutcome::idle();
+    return {ops::packed_linear(a, b.t())};
+  }
+  if (!ops::has_packed_matmul(a, b)) return FastOpOutcome::idle();
+  return {ops::packed_matmul(a, b)};
 }
 
 }  // namespace fleet

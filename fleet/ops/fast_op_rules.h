@@ -17,11 +17,24 @@ struct IValue;
 
 namespace fleet {
 
-enum class FastOp : size_t { kDropout, kAttention, kGelu, kLayerNorm, kRmsNorm, kCrossEntropy };
+enum class FastOp : size_t {
+  kDropout,
+  kAttention,
+  kGelu,
+  kLayerNorm,
+  kRmsNorm,
+  kCrossEntropy,
+  kLinear,
+  kAddmm,
+  kBmm,
+  kMatmul
+};
 
-constexpr std::array<const char*, 6> kFastOpNames = {"dropout",  "scaled_dot_product_attention",
-                                                     "gelu",     "layer_norm",
-                                                     "rms_norm", "cross_entropy_loss"};
+constexpr std::array<const char*, 10> kFastOpNames = {"dropout",  "scaled_dot_product_attention",
+                                                      "gelu",     "layer_norm",
+                                                      "rms_norm", "cross_entropy_loss",
+                                                      "linear",   "addmm",
+                                                      "bmm",      "matmul"};
 
 /// What came of a call.
 struct FastOpOutcome {
@@ -49,5 +62,8 @@ FastOpRule replace_gelu;
 FastOpRule replace_layer_norm;
 FastOpRule replace_rms_norm;
 FastOpRule replace_cross_entropy;
+FastOpRule replace_linear;
+FastOpRule replace_addmm;
+FastOpRule replace_matmul;  // bmm too
 
 }  // namespace fleet

@@ -21,9 +21,9 @@ struct FastOpsOptions {
 
 /// Replaces ops of LibTorch by Fleet's own as an unmodified program calls them, and counts what it
 /// replaced: dropout, scaled_dot_product_attention, gelu, layer_norm, rms_norm,
-/// cross_entropy_loss. A call that Fleet's kernels do not take (another type, device, layout or
-/// kind of mask) goes to LibTorch. Results are LibTorch's to rounding; random numbers are Fleet's
-/// (ops::RandomScope), so that masks are others than LibTorch's.
+/// cross_entropy_loss, linear, addmm, bmm, matmul. A call that Fleet's kernels do not take (another
+/// type, device, layout or kind of mask) goes to LibTorch. Results are LibTorch's to rounding;
+/// random numbers are Fleet's (ops::RandomScope), so that masks are others than LibTorch's.
 ///
 /// Not thread-safe: for one thread at a time.
 ///
@@ -58,7 +58,7 @@ class FastOps {
   friend class FastOpsScope;
   friend struct FastOpsAccess;
 
-  static constexpr size_t kOps = 6;
+  static constexpr size_t kOps = 10;
   struct Entry {
     bool is_excluded = false;
     int64_t replaced = 0;

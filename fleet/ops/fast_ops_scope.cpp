@@ -87,4 +87,8 @@ TORCH_LIBRARY_IMPL(aten, FLEET_INTERCEPT_KEY, library) {
   add(kRmsNorm, torch::CppFunction::makeFromBoxedFunction<&replaced<kRmsNorm, replace_rms_norm>>());
   add(kCrossEntropy,
       torch::CppFunction::makeFromBoxedFunction<&replaced<kCrossEntropy, replace_cross_entropy>>());
+  add(kLinear, torch::CppFunction::makeFromBoxedFunction<&replaced<kLinear, replace_linear>>());
+  add(kAddmm, torch::CppFunction::makeFromBoxedFunction<&replaced<kAddmm, replace_addmm>>());
+  add(kBmm, torch::CppFunction::makeFromBoxedFunction<&replaced<kBmm, replace_matmul>>());
+  add(kMatmul, torch::CppFunction::makeFromBoxedFunction<&replaced<kMatmul, replace_matmul>>());
 }

@@ -3,10 +3,10 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 
 #include "fleet/core/text/format.h"
 #include "fleet/ops/bias_gelu_ops.inl"
+#include "fleet/ops/product.h"
 
 namespace fleet::ops {
 namespace {
@@ -35,7 +35,8 @@ Tensor gelu_linear_kernel(const Tensor& x, const OptionalTensor& bias, const Ten
                           const OptionalTensor& out_bias, double p, c10::IntArrayRef counter,
                           bool tanh) {
   check_weight(x, weight);
-  return at::linear(bias_gelu_op().call(x, bias, p, counter, tanh), weight, out_bias);
+  return linear_product(bias_gelu_op().call(x, bias, p, counter, tanh), weight,
+                        out_bias.value_or(Tensor()));
 }
 
 struct GeluLinearFunction : torch::autograd::Function<GeluLinearFunction> {
@@ -57,14 +58,14 @@ struct GeluLinearFunction : torch::autograd::Function<GeluLinearFunction> {
     const auto &x = saved[0], &bias = saved[1], &weight = saved[2];
     const auto dy = gradients[0].to(x.scalar_type()).reshape({-1, weight.size(0)});
     const auto [dx, dbias, recomputed] = bias_gelu_backward_op().call(
-        at::mm(dy, weight).view(x.sizes()), x, if_defined(bias), ctx->saved_data["p"].toDouble(),
+        product(dy, weight).view(x.sizes()), x, if_defined(bias), ctx->saved_data["p"].toDouble(),
         ctx->saved_data["counter"].toIntVector(), ctx->saved_data["tanh"].toBool(),
         /*recompute=*/ctx->saved_data["weight"].toBool());
     variable_list result(7);
     result[0] = dx;
     if (bias.defined()) result[1] = dbias.to(bias.scalar_type());
     if (ctx->saved_data["weight"].toBool()) {
-      result[2] = at::mm(dy.t(), recomputed.view({-1, weight.size(1)}));
+      result[2] = product(dy.t(), recomputed.view({-1, weight.size(1)}));
     }
     if (ctx->saved_data["out_bias"].toBool()) result[3] = dy.sum(0);
     return result;

@@ -15,6 +15,7 @@
 #include "fleet/core/text/format.h"
 #include "fleet/ops/cross_entropy.h"
 #include "fleet/ops/fused_op.inl"
+#include "fleet/ops/product.h"
 
 namespace fleet::ops {
 namespace {
@@ -93,7 +94,7 @@ Four linear_cross_entropy_kernel(const Tensor& x_, const Tensor& weight, const O
     const int64_t count = std::min(chunk_rows, rows - first);
     auto part = logits.narrow(0, 0, count);
     const auto input = x.narrow(0, first, count);
-    at::mm_out(part, input, transposed);
+    product_into(part, input, transposed);
     const CrossEntropyArgs args{.logits = part.const_data_ptr(),
                                 .out = part.mutable_data_ptr(),
                                 .bias = floats_of(b),
@@ -108,7 +109,7 @@ Four linear_cross_entropy_kernel(const Tensor& x_, const Tensor& weight, const O
     parallel_ranges(count, 1, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
     if (!gradients) continue;
     auto dinput = dx.narrow(0, first, count);
-    at::mm_out(dinput, part, weight);
+    product_into(dinput, part, weight);
     if (x.scalar_type() != torch::kFloat) {
       const auto sum = at::mm(part.t(), input);
       if (first == 0) {
@@ -116,10 +117,8 @@ Four linear_cross_entropy_kernel(const Tensor& x_, const Tensor& weight, const O
       } else {
         dweight.add_(sum);
       }
-    } else if (first == 0) {
-      at::mm_out(dweight, part.t(), input);
     } else {
-      dweight.addmm_(part.t(), input);
+      product_into(dweight, part.t(), input, /*adds=*/first > 0);
     }
     if (b.defined()) dbias.add_(part.sum(0, /*keepdim=*/false, torch::kFloat));
   }

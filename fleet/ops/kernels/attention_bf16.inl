@@ -16,12 +16,15 @@ FLEET_INLINE __m512i widened(const uint16_t* p) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// Rounds two rows of 16 and interleaves them.
-FLEET_INLINE __m512i paired(Floats first, Floats second) {
+// Rounds two rows of 16: the first in the lower half.
+FLEET_INLINE __m512i rounded(Floats first, Floats second) {
+  return (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+}
+// Interleaves the halves.
+FLEET_INLINE __m512i paired(__m512i both) {
   alignas(64) static constexpr uint16_t kOrder[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both);
 }
 
@@ -242,7 +245,7 @@ void softmax_pairs(const AttentionArgs& args, const RandomStream& stream, int64_
         one = where(masks[j], c, one);
         if (!is_alone) other = where(masks[j + 1], c, other);
       }
-      store_pairs(weights + j / 2 * kTile + c * 16, paired(one, other));
+      store_pairs(weights + j / 2 * kTile + c * 16, paired(rounded(one, other)));
     }
   }
 #pragma GCC unroll 4
@@ -327,26 +330,38 @@ void slope_pairs(const AttentionArgs& args, const RandomStream& stream, int64_t 
   const Floats scale = splat(stream.scale);
   KeepMask masks[kTile];
   if (stream.drops()) tile_masks(args, stream, first, keys, block, masks);
+  struct Row {
+    Floats weight, slope;
+  };
   const auto row = [&](int64_t j, int64_t i) __attribute__((always_inline)) {
     const int64_t place = j * kTile + i;
     const Floats weight = exp2_rounded(load(s.scores + place) - load(lse + i));
-    Floats dropped = weight, slope = load(s.d_weights + place);
+    Row row{weight, load(s.d_weights + place)};
     if (stream.drops()) {
       const Floats mask = where(masks[j], i / 16, scale);
-      dropped *= mask;
-      slope *= mask;
+      row.weight *= mask;
+      row.slope *= mask;
     }
-    slope = weight * (slope - load(delta + i)) * args.scale;
-    store(reinterpret_cast<uint16_t*>(s.weights + j * kTilePairs) + i, dropped);
-    store(reinterpret_cast<uint16_t*>(s.slopes + j * kTilePairs) + i, slope);
-    return slope;
+    row.slope = weight * args.scale * (row.slope - load(delta + i));
+    return row;
+  };
+  const auto store_rows = [&](Pair* to, int64_t j, int64_t i, __m512i both)
+      __attribute__((always_inline)) {
+    auto* const place = reinterpret_cast<__m256i*>(to + j * kTilePairs + i / 2);
+    _mm256_storeu_si256(place, _mm512_castsi512_si256(both));
+    _mm256_storeu_si256(place + kTilePairs / 8, _mm512_extracti64x4_epi64(both, 1));
   };
   for (int64_t j = 0; j < keys; j += 2) {
+    // A last row alone has a row of zeros beside it, for which there is room.
+    const bool is_alone = j + 1 == keys;
 #pragma GCC unroll 4
     for (int64_t i = 0; i < Lanes; i += 16) {
-      const Floats one = row(j, i);
-      const Floats other = j + 1 < keys ? row(j + 1, i) : Floats{};
-      store_pairs(s.slopes_t + j / 2 * kTile + i, paired(one, other));
+      const Row one = row(j, i);
+      const Row other = is_alone ? Row{} : row(j + 1, i);
+      const __m512i slopes = rounded(one.slope, other.slope);
+      store_rows(s.weights, j, i, rounded(one.weight, other.weight));
+      store_rows(s.slopes, j, i, slopes);
+      store_pairs(s.slopes_t + j / 2 * kTile + i, paired(slopes));
     }
   }
 }

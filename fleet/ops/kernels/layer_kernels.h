@@ -185,6 +185,33 @@ struct RotaryArgs {
   bool reverse;
 };
 
+/// c = a b (+ bias), or c += a b: rows x depth times depth x columns of float. Of each pair of
+/// strides of a and b one is 1.
+struct ProductArgs {
+  const float* a;
+  int64_t a_row_stride;
+  int64_t a_depth_stride;
+  const float* b;
+  int64_t b_depth_stride;
+  int64_t b_column_stride;
+  float* panels;      // b packed: `panel_floats(columns, depth)`, 64-byte aligned
+  const float* bias;  // null: none; of each column
+  float* c;
+  int64_t c_stride;  // columns lie side by side
+  int64_t columns;
+  int64_t depth;
+  bool adds;
+};
+
+/// Products of float, in two steps: all panels, then rows.
+struct ProductKernels {
+  int64_t panel_columns;
+  int64_t (*panel_floats)(int64_t columns, int64_t depth);
+  int64_t (*scratch)();                                          // floats, of each thread
+  void (*pack)(const ProductArgs&, int64_t begin, int64_t end);  // panels
+  void (*rows)(const ProductArgs&, float* scratch, int64_t begin, int64_t end);
+};
+
 template <typename Args>
 using RangeKernel = void (*)(const Args&, int64_t begin, int64_t end);
 
@@ -216,6 +243,7 @@ struct LayerKernels {
   RangeKernel<SwigluArgs> swiglu[2];
   RangeKernel<SwigluArgs> swiglu_backward[2];
   RangeKernel<RotaryArgs> rotary[2];
+  const ProductKernels* product;  // null: LibTorch's are as fast
 };
 
 /// For the best instruction set that this CPU has; FLEET_CPU = generic, avx2, avx512 or avx512_bf16

@@ -14,11 +14,20 @@
 #include "fleet/ops/kernels/batch_norm.inl"
 #include "fleet/ops/kernels/swiglu.inl"
 #include "fleet/ops/kernels/rotary.inl"
+#include "fleet/ops/kernels/product.inl"
 // clang-format on
 
 namespace {
 
 using Bfloat16 = uint16_t;
+
+#if defined(__AVX512F__)
+constexpr fleet::ops::ProductKernels kProduct = {.panel_columns = kPanelColumns,
+                                                 .panel_floats = product_panel_floats,
+                                                 .scratch = product_scratch,
+                                                 .pack = pack_panels,
+                                                 .rows = product_rows};
+#endif
 
 constexpr fleet::ops::LayerKernels kKernels = {
     .name = FLEET_KERNELS_NAME,
@@ -42,6 +51,11 @@ constexpr fleet::ops::LayerKernels kKernels = {
     .swiglu = {swiglu<float>, swiglu<Bfloat16>},
     .swiglu_backward = {swiglu_backward<float>, swiglu_backward<Bfloat16>},
     .rotary = {rotary<float>, rotary<Bfloat16>},
+#if defined(__AVX512F__)
+    .product = &kProduct,
+#else
+    .product = nullptr,
+#endif
 };
 
 }  // namespace

@@ -33,6 +33,15 @@ FLEET_INLINE Words product_of_lower(Words a, Words b) {
 #endif
 }
 
+// Of each lane the lower half of a, then that of b.
+FLEET_INLINE Words lower_halves(Words a, Words b) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_mask_shuffle_epi32((__m512i)a, 0xaaaa, (__m512i)b, _MM_PERM_CCAA);
+#else
+  return (a & 0xffffffffu) | (b << 32);
+#endif
+}
+
 /// The numbers of a block, in the order of memory: `low` elements 0 to 31, `high` the others.
 struct BlockBits {
   Words low[kGroups];
@@ -83,8 +92,8 @@ FLEET_INLINE void bits_of_blocks(const RandomStream& stream, uint32_t sample,
 #pragma GCC unroll 8
   for (int g = 0; g < kAll; ++g) {
     auto& block = bits[g / kGroups];
-    block.low[g % kGroups] = (c0[g] & 0xffffffffu) | (c1[g] << 32);
-    block.high[g % kGroups] = (c2[g] & 0xffffffffu) | (c3[g] << 32);
+    block.low[g % kGroups] = lower_halves(c0[g], c1[g]);
+    block.high[g % kGroups] = lower_halves(c2[g], c3[g]);
   }
 }
 

@@ -135,7 +135,13 @@ FLEET_INLINE Ints lanes_of(uint32_t bits) {
 #endif
 }
 // x where the bit is set, else 0.
-FLEET_INLINE Floats where(uint32_t bits, Floats x) { return (Floats)(lanes_of(bits) & (Ints)x); }
+FLEET_INLINE Floats where(uint32_t bits, Floats x) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_mov_ps(static_cast<__mmask16>(bits), (__m512)x);
+#else
+  return (Floats)(lanes_of(bits) & (Ints)x);
+#endif
+}
 
 FLEET_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 FLEET_INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

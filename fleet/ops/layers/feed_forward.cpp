@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/ops/layers/feed_forward.h"
 
-#include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 
 #include "fleet/ops/dropout.h"
 #include "fleet/ops/gelu_linear.h"
+#include "fleet/ops/packed_linear.h"
 
 namespace fleet::ops {
 
@@ -13,7 +13,7 @@ torch::Tensor feed_forward(const torch::Tensor& x, Linear& up, Linear& down,
                            const FeedForwardOptions& options) {
   const double p = down->is_training() ? options.dropout : 0;
   if (options.activation == Activation::kGelu) {
-    return gelu_linear(torch::linear(x, up->weight), up->bias, down->weight, down->bias,
+    return gelu_linear(packed_linear(x, up->weight), up->bias, down->weight, down->bias,
                        {.dropout = p});
   }
   return down(dropout(up(x).relu_(), p));

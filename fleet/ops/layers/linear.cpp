@@ -3,10 +3,10 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
 #include "fleet/core/torch/cast_rules.h"
+#include "fleet/ops/packed_linear.h"
 
 namespace fleet::ops {
 
@@ -17,7 +17,7 @@ LinearImpl::LinearImpl(int64_t in, int64_t out, const LinearOptions& options) {
   if (options.bias) bias = register_parameter("bias", torch::zeros({out}, options.device));
 }
 
-torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return torch::linear(x, weight, bias); }
+torch::Tensor LinearImpl::forward(const torch::Tensor& x) { return packed_linear(x, weight, bias); }
 
 torch::Tensor cast_for_products(const torch::Tensor& x) {
   const auto device = x.device().type();

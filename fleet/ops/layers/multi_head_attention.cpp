@@ -2,9 +2,10 @@
 #include "fleet/ops/layers/multi_head_attention.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
+
+#include "fleet/ops/packed_linear.h"
 
 namespace fleet::ops {
 
@@ -24,12 +25,12 @@ torch::Tensor MultiHeadAttentionImpl::forward(const torch::Tensor& x, const torc
   const int64_t width = x.size(-1);
   std::vector<torch::Tensor> qkv;
   if (x.is_same(memory)) {
-    qkv = torch::linear(x, in_proj_weight_, in_proj_bias_).chunk(3, -1);
+    qkv = packed_linear(x, in_proj_weight_, in_proj_bias_).chunk(3, -1);
   } else {
     const auto weights = in_proj_weight_.split_with_sizes({width, 2 * width});
     const auto biases = in_proj_bias_.split_with_sizes({width, 2 * width});
-    const auto kv = torch::linear(memory, weights[1], biases[1]).chunk(2, -1);
-    qkv = {torch::linear(x, weights[0], biases[0]), kv[0], kv[1]};
+    const auto kv = packed_linear(memory, weights[1], biases[1]).chunk(2, -1);
+    qkv = {packed_linear(x, weights[0], biases[0]), kv[0], kv[1]};
   }
   return out_proj_(attention(qkv[0], qkv[1], qkv[2], mask, options_, is_training()));
 }
