@@ -32,6 +32,7 @@
 #include "fleet/optim/schedule/recipe.h"
 #include "fleet/optim/schedule/schedule.h"
 #include "fleet/optim/sgd.h"
+#include "fleet/optim/torch_optimizer_name.h"
 
 // Data: batches, loaders, images, text.
 #include "fleet/data/batch.h"
