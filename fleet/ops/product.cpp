@@ -114,7 +114,7 @@ bool is_large_of_many(int64_t rows, int64_t depth, int64_t columns) {
 }
 
 bool takes(const Tensor& a, const Tensor& b, const Tensor& bias) {
-  return is_plain_float(a) && is_plain_float(b) && a.dim() == 2 && b.dim() == 2 &&
+  return a.is_cpu() && is_plain_float(a) && is_plain_float(b) && a.dim() == 2 && b.dim() == 2 &&
          a.size(1) == b.size(0) && is_large(a.size(0), a.size(1), b.size(1)) &&
          (!bias.defined() ||
           (is_plain_float(bias) && bias.dim() == 1 && bias.size(0) == b.size(1))) &&
@@ -124,9 +124,10 @@ bool takes(const Tensor& a, const Tensor& b, const Tensor& bias) {
 }  // namespace
 
 bool is_plain_float(const Tensor& x) {
-  return x.defined() && x.is_cpu() && x.layout() == torch::kStrided && x.has_storage() &&
-         x.scalar_type() == torch::kFloat && !x.is_neg() && !x._is_zerotensor() &&
-         !x.unsafeGetTensorImpl()->is_python_dispatch() && !x._fw_grad(/*level=*/0).defined();
+  return x.defined() && (x.is_cpu() || x.is_meta()) && x.layout() == torch::kStrided &&
+         x.has_storage() && x.scalar_type() == torch::kFloat && !x.is_neg() &&
+         !x._is_zerotensor() && !x.unsafeGetTensorImpl()->is_python_dispatch() &&
+         !x._fw_grad(/*level=*/0).defined();
 }
 
 void set_product_source(ProductSource source) { g_source = source; }
@@ -161,7 +162,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, bool adds) 
 }
 
 Tensor linear_product(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  if (!has_product(x, weight) || (bias.defined() && !is_plain_float(bias))) {
+  if (!x.is_cpu() || !has_product(x, weight) || (bias.defined() && !is_plain_float(bias))) {
     return at::linear(x, weight,
                       bias.defined() ? std::optional<Tensor>(bias) : std::optional<Tensor>());
   }
@@ -182,7 +183,7 @@ bool has_batched_product(const Tensor& a, const Tensor& b) {
 }
 
 Tensor batched_product(const Tensor& a_, const Tensor& b_) {
-  if (!has_batched_product(a_, b_)) return at::matmul(a_, b_);
+  if (!a_.is_cpu() || !has_batched_product(a_, b_)) return at::matmul(a_, b_);
   const auto four = [](const Tensor& x) { return x.dim() == 4 ? x : x.unsqueeze(0); };
   const auto dense = [](const Tensor& x) {
     return x.stride(-1) == 1 || x.stride(-2) == 1 ? x : x.contiguous();

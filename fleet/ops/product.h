@@ -23,11 +23,12 @@ void set_product_source(ProductSource source);
 /// where it has none for this CPU.
 double product_speedup();
 
-/// Whether it is a float tensor on the CPU as the kernels read it: no subclass, wrapper or
-/// forward-mode differentiation.
+/// Whether it is a float tensor as the kernels read it: no subclass, wrapper or forward-mode
+/// differentiation. On the CPU, or on meta, where ops are chosen as here on the CPU so that plans
+/// made there are of the same ops.
 bool is_plain_float(const torch::Tensor& x);
 
-/// Whether Fleet computes x W^T for rows x `depth` and `columns` x `depth`, of float on the CPU.
+/// Whether Fleet computes x W^T for rows x `depth` and `columns` x `depth`, of float.
 bool has_product(const torch::Tensor& x, const torch::Tensor& weight);
 
 /// a b (+ bias, one for each column).

@@ -16,9 +16,6 @@ namespace {
 /// Shorter runs are not worth a mapping of their own (the system allows some 65,000).
 constexpr size_t kSmallestPiece = size_t{64} * 1024;
 
-/// Free blocks, rests among them, before neighbours are joined in any case.
-constexpr size_t kManyBlocks = 1024;
-
 size_t whole_pages(size_t bytes) {
   return (bytes + BlockCache::kPage - 1) / BlockCache::kPage * BlockCache::kPage;
 }
@@ -76,13 +73,11 @@ std::unique_ptr<BlockCache::Block> BlockCache::take(std::map<size_t, Pages>::ite
   auto block = std::move(of_size->second.back());
   of_size->second.pop_back();
   cached_ -= static_cast<int64_t>(block->bytes);
-  --free_blocks_;
   return block;
 }
 
 void BlockCache::keep(std::unique_ptr<Block> block) {
   cached_ += static_cast<int64_t>(block->bytes);
-  ++free_blocks_;
   free_[block->bytes].push_back(std::move(block));
 }
 
@@ -105,7 +100,6 @@ void BlockCache::join_neighbours() {
     before.freed_at = std::max(before.freed_at, block->freed_at);
   }
   free_.clear();
-  free_blocks_ = joined.size();
   for (auto& block : joined) free_[block->bytes].push_back(std::move(block));
 }
 
@@ -120,16 +114,22 @@ BlockCache::Pages BlockCache::grab(size_t bytes) {
   std::erase_if(free_, [](const auto& of_size) { return of_size.second.empty(); });
   const bool may_fit = cached_ >= static_cast<int64_t>(wanted);
   const bool is_in_parts = may_fit && free_.lower_bound(wanted) == free_.end();
-  if (is_in_parts || free_blocks_ > kManyBlocks) join_neighbours();
+  if (is_in_parts) join_neighbours();
   size_t have = 0;
   while (have < wanted && !free_.empty()) {
     // The smallest that is enough, else the largest: few pieces, and little is broken up.
-    auto of_size = free_.lower_bound(have == 0 ? wanted : std::max(wanted - have, kSmallestPiece));
+    auto of_size = free_.lower_bound(std::max(wanted - have, kSmallestPiece));
     if (of_size == free_.end()) of_size = std::prev(of_size);
-    if (of_size->first < std::min(wanted, kSmallestPiece)) break;
+    if (of_size->first < kSmallestPiece) break;
     auto block = take(of_size);
     if (of_size->second.empty()) free_.erase(of_size);
-    if (block->bytes > wanted - have) keep(split(*block, wanted - have));
+    if (block->bytes > wanted - have) {
+      auto rest = split(*block, wanted - have);
+      if (rest->bytes >= kSmallestPiece)
+        keep(std::move(rest));
+      else
+        unmap_pages(rest->address, rest->bytes);
+    }
     have += block->bytes;
     pages.push_back(std::move(block));
   }
@@ -189,13 +189,13 @@ void* BlockCache::build(Pages pages, int64_t asked, void* tag) {
   void* data = block->address;
   std::lock_guard lock(mutex_);
   live_[data] = std::move(block);
-  live_bytes_ += asked;
-  count_window(asked);
+  live_bytes_ += static_cast<int64_t>(wanted);
+  count_window(wanted);
   return data;
 }
 
-void BlockCache::count_window(int64_t bytes) {
-  window_allocated_ += bytes;
+void BlockCache::count_window(size_t bytes) {
+  window_allocated_ += static_cast<int64_t>(bytes);
   window_peak_ = std::max(window_peak_, live_bytes_);
   shrink_locked(std::max(window_peak_, previous_window_peak_) - live_bytes_);
   if (window_allocated_ < kWindowPeaks * window_peak_) return;
@@ -210,7 +210,7 @@ std::unique_ptr<BlockCache::Block> BlockCache::remove(void* data) {
   if (found == live_.end()) return nullptr;
   auto block = std::move(found->second);
   live_.erase(found);
-  live_bytes_ -= block->asked;
+  live_bytes_ -= static_cast<int64_t>(block->bytes);
   return block;
 }
 
@@ -247,7 +247,6 @@ void BlockCache::shrink_locked(int64_t bytes) {
                                    [&](const auto& one) { return one.get() == block; });
       auto whole = std::move(*at);
       of_size.erase(at);
-      --free_blocks_;
       cached_ -= static_cast<int64_t>(whole->bytes);
       auto end = split(*whole, whole->bytes - whole_pages(static_cast<size_t>(excess)));
       unmap_pages(end->address, end->bytes);
@@ -255,7 +254,6 @@ void BlockCache::shrink_locked(int64_t bytes) {
       break;
     }
     excess -= static_cast<int64_t>(block->bytes);
-    --free_blocks_;
     cached_ -= static_cast<int64_t>(block->bytes);
     unmap_pages(block->address, block->bytes);
     auto& of_size = free_.at(block->bytes);

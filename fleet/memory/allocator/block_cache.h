@@ -75,12 +75,11 @@ class BlockCache {
   void join_neighbours();
   std::unique_ptr<Block> assemble(Pages pages, size_t bytes);
   void shrink_locked(int64_t bytes);
-  void count_window(int64_t bytes);
+  void count_window(size_t bytes);
 
   std::mutex mutex_;
   std::unordered_map<void*, std::unique_ptr<Block>> live_;
   std::map<size_t, Pages> free_;  // by size, the last freed at the back
-  size_t free_blocks_ = 0;
   std::atomic<int64_t> cached_{0};
   uint64_t clock_ = 0;
 
@@ -88,7 +87,7 @@ class BlockCache {
   // times its peak, one that recomputes nearly everything fifty times. A window is longer than a
   // step, or phases with little memory would return pages that the next phase needs.
   static constexpr int64_t kWindowPeaks = 64;
-  int64_t live_bytes_ = 0;  // as tensors asked for them
+  int64_t live_bytes_ = 0;
   int64_t window_allocated_ = 0;
   int64_t window_peak_ = 0;
   int64_t previous_window_peak_ = 0;

@@ -104,6 +104,7 @@ struct BudgetAllocator::Cpu final : c10::Allocator {
   static void* big(int64_t bytes) {
     auto& counter = BudgetAllocator::cpu().counter_;
     auto& cache = self().cache;
+    counter.evict_for(bytes);
     auto pages = cache.grab(static_cast<size_t>(bytes));
     Tag* tag = nullptr;
     try {

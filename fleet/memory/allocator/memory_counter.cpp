@@ -112,6 +112,13 @@ void MemoryCounter::set_cache(const std::atomic<int64_t>* cached, void (*reclaim
 }
 
 void MemoryCounter::set_evictor(int64_t (*evict)(int64_t)) { evictor_ = evict; }
+void MemoryCounter::evict_for(int64_t bytes) {
+  const int64_t budget = budget_.load(std::memory_order_relaxed);
+  if (budget == kNoBudget || t_budget_exempt > 0) return;
+  const int64_t missing = bytes - (budget - live());
+  const auto evict = evictor_.load(std::memory_order_relaxed);
+  if (missing > 0 && evict) evict(missing);
+}
 void MemoryCounter::set_waiter(bool (*wait)()) { waiter_ = wait; }
 
 MemoryCounter::Tag& MemoryCounter::tag(const char* name) {

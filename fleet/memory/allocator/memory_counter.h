@@ -107,6 +107,9 @@ class MemoryCounter {
   /// tried, on the thread that allocates. Returns the bytes that it freed.
   void set_evictor(int64_t (*evict)(int64_t missing));
 
+  /// Evicts what `bytes` more need beyond the budget, so that a block can be made of its pages.
+  void evict_for(int64_t bytes);
+
   /// For code that frees memory on a thread of its own: called before `add` throws, again and again
   /// until it returns false, when nothing more will be freed. May block.
   void set_waiter(bool (*wait)());
