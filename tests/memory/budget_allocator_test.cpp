@@ -361,23 +361,6 @@ TEST_F(BudgetAllocatorTest, SizesThatChangeEveryStepReusePagesWithinThePeak) {
   EXPECT_EQ(cached(), 0);
 }
 
-// What was cut from one block becomes one block again where it is asked for, and no page moves.
-TEST_F(BudgetAllocatorTest, NeighboursAreJoinedBeforePagesAreMoved) {
-  memory.trim();
-  const void* first = nullptr;
-  {
-    const auto whole = bytes(8 * kMiB);
-    first = whole.data_ptr();
-  }
-  {
-    std::vector<torch::Tensor> parts;
-    for (int i = 1; i <= 8; ++i) parts.push_back(bytes(kMiB).fill_(i));
-  }
-  const auto whole = bytes(8 * kMiB);
-  EXPECT_EQ(whole.data_ptr(), first);
-  EXPECT_EQ(cached(), 0);
-}
-
 torch::Tensor g_evictable;
 
 // What is evicted for a block gives it its pages.
@@ -388,7 +371,7 @@ TEST_F(BudgetAllocatorTest, PagesOfEvictedValuesAreUsedAtOnce) {
   counter.set_budget(counter.live());
   counter.set_evictor([](int64_t) -> int64_t {
     if (!g_evictable.defined()) return 0;
-    g_evictable = {};
+    g_evictable = torch::Tensor();
     return kMiB;
   });
   const auto before = page_faults();

@@ -54,14 +54,12 @@ std::unique_ptr<BlockCache::Block> BlockCache::split(Block& block, size_t bytes)
   rest->address = block.address + bytes;
   rest->bytes = block.bytes - bytes;
   rest->freed_at = block.freed_at;
-  rest->is_cut = bytes == 0 && block.is_cut;
   std::vector<size_t> pieces;
   size_t passed = 0;
   for (const size_t piece : block.pieces) {
     const size_t mine = std::min(piece, bytes - std::min(bytes, passed));
     if (mine > 0) pieces.push_back(mine);
     if (mine < piece) rest->pieces.push_back(piece - mine);
-    if (mine > 0 && mine < piece) rest->is_cut = true;
     passed += piece;
   }
   block.pieces = std::move(pieces);
@@ -81,28 +79,6 @@ void BlockCache::keep(std::unique_ptr<Block> block) {
   free_[block->bytes].push_back(std::move(block));
 }
 
-/// Only where it is needed: blocks of the sizes that a step asks for are best left as they are.
-void BlockCache::join_neighbours() {
-  Pages all;
-  for (auto& [size, blocks] : free_) std::ranges::move(blocks, std::back_inserter(all));
-  std::ranges::sort(all, {}, [](const auto& block) { return block->address; });
-  Pages joined;
-  for (auto& block : all) {
-    if (joined.empty() || joined.back()->address + joined.back()->bytes != block->address) {
-      joined.push_back(std::move(block));
-      continue;
-    }
-    auto& before = *joined.back();
-    auto next = block->pieces.begin();
-    if (block->is_cut) before.pieces.back() += *next++;
-    before.pieces.insert(before.pieces.end(), next, block->pieces.end());
-    before.bytes += block->bytes;
-    before.freed_at = std::max(before.freed_at, block->freed_at);
-  }
-  free_.clear();
-  for (auto& block : joined) free_[block->bytes].push_back(std::move(block));
-}
-
 BlockCache::Pages BlockCache::grab(size_t bytes) {
   const size_t wanted = whole_pages(bytes);
   Pages pages;
@@ -112,9 +88,6 @@ BlockCache::Pages BlockCache::grab(size_t bytes) {
     return pages;
   }
   std::erase_if(free_, [](const auto& of_size) { return of_size.second.empty(); });
-  const bool may_fit = cached_ >= static_cast<int64_t>(wanted);
-  const bool is_in_parts = may_fit && free_.lower_bound(wanted) == free_.end();
-  if (is_in_parts) join_neighbours();
   size_t have = 0;
   while (have < wanted && !free_.empty()) {
     // The smallest that is enough, else the largest: few pieces, and little is broken up.

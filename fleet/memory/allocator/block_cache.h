@@ -15,12 +15,11 @@ namespace fleet::memory {
 /// Whole pages for big tensors, kept between steps: a page fault costs microseconds, so a fresh
 /// 16 MiB block takes longer to touch than most ops to run.
 ///
-/// A freed block serves the next request of its size, or is cut for a smaller one. Where no block
-/// is large enough, neighbours are joined again, and if that is not enough, a block is assembled
-/// from the pages of others (mremap moves them without a copy, some 20 us for 16 MiB). So sizes
-/// that vary from step to step reuse pages too, and the cache never holds more than the peak of
-/// what was live. When that peak falls, the excess is returned to the system, least recently used
-/// first.
+/// A freed block serves the next request of its size. A request without such a block is assembled
+/// from the pages of other cached blocks (mremap moves them without a copy, some 20 us for 16 MiB),
+/// so sizes that vary from step to step reuse pages too, and the cache never holds more than the
+/// peak of what was live. When that peak falls, the excess is returned to the system, least
+/// recently used first.
 ///
 ///   auto pages = cache.grab(bytes);                           // none, some, or all
 ///   void* data = cache.build(std::move(pages), bytes, tag);   // the rest comes from the system
@@ -35,7 +34,6 @@ class BlockCache {
     char* address = nullptr;
     size_t bytes = 0;
     std::vector<size_t> pieces;
-    bool is_cut = false;  // the first piece goes on from what lies before it
     uint64_t freed_at = 0;
     int64_t asked = 0;    // of the tensor that lives in it
     void* tag = nullptr;  // a MemoryCounter::Tag
@@ -72,7 +70,6 @@ class BlockCache {
   std::unique_ptr<Block> take(std::map<size_t, Pages>::iterator of_size);
   void keep(std::unique_ptr<Block> block);
   std::unique_ptr<Block> split(Block& block, size_t bytes);
-  void join_neighbours();
   std::unique_ptr<Block> assemble(Pages pages, size_t bytes);
   void shrink_locked(int64_t bytes);
   void count_window(size_t bytes);
