@@ -45,7 +45,7 @@ std::unordered_set<const void*> excluded_from_decay(std::string_view area, const
   return excluded;
 }
 
-// With groups, rates may change one by one.
+// With groups, each rate may change on its own.
 template <typename O, typename Options>
 std::unique_ptr<optim::Optimizer> make(const ModelHandle& model, const Options& options) {
   if (options.groups.empty()) return std::make_unique<O>(model, options);
