@@ -2,20 +2,18 @@
 #include "fleet/train/memory/memory_strategy.h"
 
 #include <algorithm>
-
-#include <c10/util/StringUtil.h>
+#include <utility>
 
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
 #include "fleet/core/process/memory_limit.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
-#include "fleet/core/text/nearest_name.h"
 #include "fleet/core/text/plural.h"
 #include "fleet/memory/allocator/budget_amount.h"
 #include "fleet/memory/offload/direct_file.h"
-#include "fleet/memory/plan/planner.h"
-#include "fleet/memory/tape/policies.h"
+#include "fleet/train/memory/named_checkpoints.h"
+#include "fleet/train/memory/plain_step.h"
 
 namespace fleet {
 namespace {
@@ -25,110 +23,10 @@ constexpr int64_t kStagingShare = 128;   // of a budget, one part is for staging
 constexpr int64_t kMinStaging = 64 << 10;
 constexpr int64_t kMinMeasured = int64_t{4} << 20, kMaxMeasured = int64_t{64} << 20;
 
-std::string listed(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 12;
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) text += (i ? ", " : "") + names[i];
-  if (names.size() > kMost) text += format(" and {} more", names.size() - kMost);
-  return text;
-}
-
 }  // namespace
 
-// Cuts at the names of the configuration; the first forward must have them all.
-class MemoryStrategy::NamedCheckpoints final : public memory::NamedCuts {
- public:
-  explicit NamedCheckpoints(const RecomputeConfigs& configs)
-      : NamedCuts(configs.checkpoints),
-        shape_(configs.enable_offload ? configs.checkpoint_shape : std::vector<int64_t>()) {}
-
-  void on_checkpoint(std::string_view name, const torch::Tensor& x) override {
-    if (proved_ || shape_.empty() || !names().contains(name)) return;
-    if (x.sizes() == c10::IntArrayRef(shape_)) return;
-    throw UsageError(
-        "recompute",
-        format("checkpoint '{}' has shape {}, and recompute_configs.checkpoint_shape says "
-               "{}",
-               name, c10::str(x.sizes()), c10::str(c10::IntArrayRef(shape_))),
-        "leave checkpoint_shape out: it is not needed");
-  }
-
-  void prove() {
-    if (proved_) return;
-    const std::vector<std::string> known(seen().begin(), seen().end());
-    std::vector<std::string> problems;
-    for (const auto& name : names()) {
-      if (!seen().contains(name))
-        problems.push_back(format("'{}'{}", name, did_you_mean(name, known)));
-    }
-    if (problems.empty()) {
-      proved_ = true;
-    } else if (known.empty()) {
-      throw UsageError::all(
-          "recompute",
-          "the forward names no tensor, so it cannot be cut at these checkpoints:", problems,
-          "name them in the model: x = fleet::checkpoint(layer->forward(x), \"name\")");
-    } else {
-      throw UsageError::all(
-          "recompute", "the forward never names these checkpoints:", problems,
-          format("take them out of recompute_configs.checkpoints, or name them in the "
-                 "model with fleet::checkpoint; it names {}",
-                 listed(known)));
-    }
-  }
-
- private:
-  std::vector<int64_t> shape_;
-  bool proved_ = false;
-};
-
-// Measures one step for what plain training would take: the second, since the first meets cold
-// caches, and a program that runs only one needs no such figure.
-struct MemoryStrategy::PlainStep {
-  std::shared_ptr<memory::Profiler> begin(memory::MemoryCounter& counter, int64_t of) {
-    steps.samples += of;
-    if (std::ranges::find(steps.sizes, of) == steps.sizes.end()) steps.sizes.push_back(of);
-    steps.largest = std::max(steps.largest, of);
-    if (++forwards != 2) return nullptr;
-    samples = of;
-    profiler = std::make_shared<memory::Profiler>(counter);
-    return profiler;
-  }
-
-  void end(int64_t staging) {
-    if (!profiler) return;
-    const auto profile = std::exchange(profiler, nullptr)->finish();
-    base = profile.base - staging;
-    peak = memory::keep_everything(profile).predicted_peak - staging;
-  }
-
-  void forget() {
-    if (profiler) forwards = 1;
-    profiler.reset();
-    steps = {};
-  }
-
-  memory::BudgetPlans::Steps of_window(bool window_is_open) {
-    auto result = steps;
-    if (!window_is_open) steps = {};
-    result.is_settled = peak > 0;
-    result.plain_peak = peak;
-    if (peak > 0 && samples > 0 && result.samples > samples) {
-      result.is_scaled_up = true;
-      const auto times = static_cast<double>(result.samples) / static_cast<double>(samples);
-      result.plain_peak = base + static_cast<int64_t>(static_cast<double>(peak - base) * times);
-    }
-    return result;
-  }
-
-  int64_t forwards = 0;
-  int64_t samples = 0, base = 0, peak = 0;  // of the step that was measured
-  std::shared_ptr<memory::Profiler> profiler;
-  memory::BudgetPlans::Steps steps;
-};
-
 MemoryStrategy::MemoryStrategy(const RecomputeConfigs& configs, int ranks_on_host)
-    : configs_(configs) {
+    : configs_(configs), log_(configs) {
   auto& allocator = memory::BudgetAllocator::cpu();
   if (!configs.memory_budget.empty() || configs.plan_only) {
     counting_ = std::make_unique<memory::BudgetAllocatorScope>(allocator);
@@ -279,10 +177,8 @@ void MemoryStrategy::Forward::finish() {
   scope_->tape().end();
   const auto tape = scope_->tape().report();
   scope_.reset();
-  if (offload_) {
-    memory_->largest_small_ = std::max(memory_->largest_small_, offload_->largest_small);
-  }
-  if (memory_->named_) memory_->named_->prove();
+  if (offload_) memory_->log_.kept_small_value(offload_->largest_small);
+  if (memory_->named_) memory_->named_->check();
   if (memory_->plans_) memory_->plans_->end_forward(tape);
   memory_->add(tape);
 }
@@ -291,9 +187,7 @@ void MemoryStrategy::end_backward() {
   if (plain_) plain_->end(file_ ? memory::OffloadOptions().buffer_bytes : 0);
   if (!plans_) return;
   take_peak();
-  const bool is_planned = plans_->follows_plan();
-  if (is_planned) planned_.bytes = std::max(planned_.bytes, step_peak_);
-  planned_.is_all &= is_planned;
+  log_.after_micro_batch(step_peak_, *plans_);
   plans_->end_backward();
   is_unbounded_ = false;
   apply_budget();
@@ -317,7 +211,7 @@ int64_t MemoryStrategy::fastest_micro_batch(int64_t largest) {
 }
 
 void MemoryStrategy::add(const memory::TapeReport& tape) {
-  tape_ = tape;
+  log_.after_forward(tape);
   report_.segments += tape.segments;
   report_.evicted += tape.evicted;
   report_.evicted_bytes += tape.evicted_bytes;
@@ -357,8 +251,8 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
     is_reported_ = true;
     report_.now = counter.live();
   }
-  if (updated) log_once(steps);
-  if (!window_is_open) planned_ = {};
+  if (updated) log_.after_update(steps, report_, plans_.get());
+  if (!window_is_open) log_.begin_window();
   if (configs_.plan_only && steps.is_settled) {
     plan_text_ = configs_.memory_budget.empty() ? plans_->plain_summary(steps.largest)
                                                 : plans_->summary(steps.sizes);
@@ -370,70 +264,11 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
   return std::exchange(report_, {});
 }
 
-// With plans once they are settled: what the steps before them did is not what training does.
-void MemoryStrategy::log_once(const memory::BudgetPlans::Steps& steps) {
-  if (!has_logged_memory_ && steps.is_settled && !configs_.plan_only) {
-    has_logged_memory_ = true;
-    log_memory(steps);
-  }
-  if (has_logged_ || (plans_ && (!steps.is_settled || configs_.plan_only))) return;
-  has_logged_ = true;
-  if (!tape_) return;  // this rank had no samples
-  auto text = format("a forward has {} to recompute, and evicted {}, {}",
-                     plural(tape_->segments, "segment"), plural(tape_->evicted, "value"),
-                     byte_size_text(tape_->evicted_bytes));
-  std::string by_op;
-  for (const auto& [op, bytes] : tape_->kept_ops) {
-    by_op += format("{}{} {}", by_op.empty() ? "" : ", ", op, byte_size_text(bytes));
-  }
-  if (!by_op.empty()) {
-    text += format("; kept, since no op can recompute them: {}, {} ({})",
-                   plural(tape_->not_recomputable, "value"),
-                   byte_size_text(tape_->not_recomputable_bytes), by_op);
-  }
-  log::info("recompute", text);
-  if (!configs_.enable_offload) return;
-  if (!steps.offload_note.empty()) {
-    log::info("offload", format("0 B offloaded: {}", steps.offload_note));
-    return;
-  }
-  text = format("an update offloaded {}, fetched {}, waited {:.3f} s for the disk",
-                byte_size_text(report_.offloaded_bytes), byte_size_text(report_.fetched_bytes),
-                report_.offload_stall_s);
-  if (report_.offloaded_bytes == 0) {
-    text +=
-        largest_small_ > 0
-            ? format("; the largest value that could be offloaded has {}, and less than {} is kept",
-                     byte_size_text(largest_small_), byte_size_text(memory::Offload::kMinBytes))
-            : "; the program itself, or the last segment, needs every value that crosses a cut";
-  }
-  log::info("offload", text);
-}
-
-void MemoryStrategy::log_memory(const memory::BudgetPlans::Steps& steps) const {
-  auto text = std::string("plain training of this batch");
-  if (steps.samples > 0)
-    text = format("plain training of {} at once", plural(steps.samples, "sample"));
-  text += format(" would take {}{}", steps.is_scaled_up ? "about " : "",
-                 byte_size_text(steps.plain_peak));
-  text += plans_ ? format("; the budget in force is {}", byte_size_text(plans_->budget()))
-                 : std::string("; no budget is in force");
-  text += format("; {} used at the peak", byte_size_text(report_.measured_peak));
-  if (steps.predicted_peak > 0) {
-    if (!planned_.is_all) {
-      text += format(", micro-batches without a plan included; {} in those with one",
-                     byte_size_text(planned_.bytes));
-    }
-    text += format(" ({} predicted)", byte_size_text(steps.predicted_peak));
-  }
-  log::info("memory", text);
-}
-
 void MemoryStrategy::forget() {
   file_.reset();
   counted_ = {};
   report_ = {};
-  planned_ = {};
+  log_.begin_window();
   is_unbounded_ = false;
   if (plain_) plain_->forget();
   if (plans_) plans_->forget();

@@ -10,9 +10,13 @@
 #include "fleet/memory/plan/budget_plans.h"
 #include "fleet/memory/tape/tape.h"
 #include "fleet/train/distributed_strategy.h"
+#include "fleet/train/memory/memory_log.h"
 #include "fleet/train/memory/memory_report.h"
 
 namespace fleet {
+
+class NamedCheckpoints;
+class PlainStep;
 
 /// What `strategy.recompute` adds to a forward: a tape that records it and evicts what backward can
 /// recompute, and with enable_offload a file for what it keeps. Tensors of the whole process are
@@ -87,13 +91,11 @@ class MemoryStrategy {
   /// With plan_only, once the plans are settled: what the program is to print and end with.
   const std::optional<std::string>& plan_text() const { return plan_text_; }
   /// Resets the window's peaks.
-  void drop_window() { window_peak_ = 0, planned_ = {}; }
+  void drop_window() { window_peak_ = 0, log_.begin_window(); }
   /// A call failed: the file's content is dropped, and the next forward opens another.
   void forget();
 
  private:
-  class NamedCheckpoints;
-  struct PlainStep;  // what plain training takes, where checkpoints are named
   void plan_for_budget(int ranks_on_host);
   void open_file();
   void close_file();
@@ -103,8 +105,6 @@ class MemoryStrategy {
   memory::BudgetPlans::Steps steps_of_window(bool window_is_open);
   /// The peak since the last call of it, which counts for the call and for its micro-batch.
   void take_peak();
-  void log_once(const memory::BudgetPlans::Steps& steps);
-  void log_memory(const memory::BudgetPlans::Steps& steps) const;
 
   RecomputeConfigs configs_;
   std::unique_ptr<memory::BudgetAllocatorScope> counting_;  // null: another allocator is in its way
@@ -113,14 +113,9 @@ class MemoryStrategy {
   std::unique_ptr<memory::BudgetPlans> plans_;
   std::optional<memory::BudgetScope> enforced_;
   int enforced_depth_ = 0;
-  int64_t pending_peak_ = 0;  // of scopes since the last report, but for the one that lives
-  int64_t window_peak_ = 0;   // of the calls before this one
-  int64_t step_peak_ = 0;     // of the micro-batch that runs
-  struct PlannedPeak {        // of the window
-    int64_t bytes = 0;        // of the micro-batches that followed a plan
-    bool is_all = true;       // every one did
-  };
-  PlannedPeak planned_;
+  int64_t pending_peak_ = 0;   // of scopes since the last report, but for the one that lives
+  int64_t window_peak_ = 0;    // of the calls before this one
+  int64_t step_peak_ = 0;      // of the micro-batch that runs
   bool is_reported_ = false;   // what happened in this scope
   int64_t limit_ = 0;          // of a step that is measured beyond the budget
   bool is_unbounded_ = false;  // such a step runs
@@ -129,12 +124,9 @@ class MemoryStrategy {
   int64_t staging_ = 0;  // 0: as OffloadFile would
   std::shared_ptr<memory::OffloadFile> file_;
   memory::OffloadStatistics counted_;  // of `file_`, reported already
-  int64_t largest_small_ = 0;          // value that stayed because of its size
   int64_t preferred_ = 0;              // size of micro-batch; 0: not chosen
   MemoryReport report_;
-  std::optional<memory::TapeReport> tape_;  // of the last forward
-  bool has_logged_ = false;
-  bool has_logged_memory_ = false;
+  MemoryLog log_;
 };
 
 }  // namespace fleet
