@@ -4,97 +4,21 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <random>
-#include <thread>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
-#include "fleet/comm/elastic/liveness.h"
-#include "fleet/comm/rendezvous/peer_watch.h"
-#include "fleet/core/process/restart_needed.h"
 #include "fleet/core/text/format.h"
 
-#include "tests/support/error_of.h"
-#include "tests/support/launched.h"
-#include "tests/support/patience.h"
-#include "tests/support/printed_so_far.h"
+#include "tests/comm/elastic_ranks.h"
 #include "tests/support/says.h"
 
 namespace fleet::comm {
 namespace {
 
-using namespace std::chrono_literals;
-using Kind = Collective::Kind;
+using namespace elastic_test;  // NOLINT
 using FaultPoint = ElasticOptions::FaultPoint;
-using testing::error_message_of;
-
-/// The end of a rank that is a thread.
-struct SimulatedCrash {};
-
-// Ranks as threads; one that throws SimulatedCrash is lost, like a process that has ended.
-class Ranks {
- public:
-  using Body = std::function<void(ElasticGroup&)>;
-  explicit Ranks(int size, CommunicatorOptions options = {.timeout = 20s})
-      : size_(size), options_(std::move(options)), lost_declarer_(store_, size, 60s) {}
-  ~Ranks() { join(); }
-
-  void start(int rank, const Body& body, ElasticOptions elastic = {}, bool has_heartbeat = true) {
-    threads_.emplace_back([=, this] {
-      std::optional<PeerWatch> watch;
-      try {
-        watch.emplace(store_, rank, size_, "127.0.0.1");
-        if (has_heartbeat) watch->gather_identities();
-        ElasticGroup group(store_, rank, size_, options_, elastic);
-        body(group);
-      } catch (const SimulatedCrash&) {
-        bury(rank);
-      } catch (const std::exception& error) {
-        bury(rank);
-        const std::lock_guard lock(mutex_);
-        errors_[rank] = error.what();
-      }
-    });
-  }
-
-  /// What ranks have thrown, by rank, once all have ended.
-  const std::map<int, std::string>& join() {
-    for (auto& thread : threads_) thread.join();
-    threads_.clear();
-    return errors_;
-  }
-  void bury(int rank) {
-    const std::lock_guard lock(mutex_);
-    lost_declarer_.declare_lost(*lost_declarer_.slot_of(rank, 1s));
-  }
-
- private:
-  int size_;
-  CommunicatorOptions options_;
-  Store store_ = Store::in_memory();
-  std::mutex mutex_;
-  Liveness lost_declarer_;
-  std::map<int, std::string> errors_;
-  std::vector<std::thread> threads_;
-};
-
-const std::map<int, std::string> kNoErrors;
-
-void sum(ElasticGroup& group, const torch::Tensor& tensor, ReduceOp op = ReduceOp::kSum) {
-  group.submit({.kind = Kind::kAllReduce, .tensors = {tensor}, .op = op, .what = "a sum"}).get();
-}
-
-// Before the end, as in a program: a rank that leaves breaks its connections.
-void part(ElasticGroup& group) { group.submit({.what = "the end"}).get(); }
-
-// Says in the sum who has contributed.
-torch::Tensor own_digit(const ElasticGroup& group) {
-  int64_t digit = 1;
-  for (int i = 0; i < group.rank(); ++i) digit *= 10;
-  return torch::full({3}, digit, torch::kLong);
-}
 
 TEST(ElasticGroupTest, CallsOfAFullGroupAreThoseOfAnyOther) {
   Ranks ranks(3);
@@ -232,126 +156,6 @@ TEST(ElasticGroupTest, LastRankContinuesAlone) {
   EXPECT_EQ(ranks.join(), kNoErrors);
 }
 
-TEST(ElasticGroupTest, NewProcessIsAdmittedReceivesTheStateAndContinues) {
-  constexpr int64_t kState = 4711;
-  Ranks ranks(3);
-  const auto go_on = [](ElasticGroup& group) {
-    for (int call = 0; call < 3; ++call) {
-      const auto total = own_digit(group);
-      sum(group, total);
-      EXPECT_EQ(total[0].item<int64_t>(), 111);
-    }
-    part(group);
-    group.leave();
-  };
-  const auto tell = [](ElasticGroup& group, int64_t state) {
-    const auto word = torch::full({1}, state, torch::kLong);
-    group.submit({.kind = Kind::kBroadcast, .tensors = {word}, .what = "the state"}).get();
-    group.finish_admission();
-    return word.item<int64_t>();
-  };
-  std::atomic<bool> is_lost = false;
-  for (const int rank : {1, 2}) {
-    ranks.start(rank, [&](ElasticGroup& group) {
-      sum(group, own_digit(group));
-      while (true) {
-        sum(group, own_digit(group));
-        if (group.present().size() == 3) continue;
-        is_lost = true;
-        const auto guests = group.admit();
-        if (guests.empty()) continue;
-        EXPECT_EQ(guests, std::vector<int>{0});
-        break;
-      }
-      EXPECT_EQ(tell(group, kState), kState);
-      go_on(group);
-    });
-  }
-  ranks.start(0, [&](ElasticGroup& group) {
-    sum(group, own_digit(group));
-    throw SimulatedCrash{};
-  });
-  while (!is_lost) std::this_thread::sleep_for(1ms);
-  ranks.start(0, [&](ElasticGroup& group) {
-    EXPECT_TRUE(group.is_joining());
-    group.join();
-    EXPECT_FALSE(group.is_joining());
-    EXPECT_EQ(tell(group, 0), kState) << "of those who were there";
-    go_on(group);
-  });
-  EXPECT_EQ(ranks.join(), kNoErrors);
-}
-
-TEST(ElasticGroupTest, SlowRankIsWaitedForBeyondTheTimeLimit) {
-  const auto limit = launch::patient(2s);  // four heartbeats
-  Ranks ranks(2, {.timeout = limit});
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.start(rank, [&](ElasticGroup& group) {
-      if (group.rank() == 1) std::this_thread::sleep_for(2 * limit);
-      const auto total = own_digit(group);
-      sum(group, total);
-      EXPECT_EQ(total[0].item<int64_t>(), 11);
-      part(group);
-    });
-  }
-  EXPECT_EQ(ranks.join(), kNoErrors);
-}
-
-TEST(ElasticGroupTest, RankThatWaitsSaysForWhom) {
-  const CommunicatorOptions options{.timeout = 60s, .notice_every = 100ms};
-  Ranks ranks(3, options);
-  const std::string said = "[comm] waits for all_reduce of digits (3 x Long, 0.0 KB): rank 1 (";
-  const auto has_been_said = [&] {
-    return testing::printed_so_far().find(said) != std::string::npos;
-  };
-  ::testing::internal::CaptureStdout();
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.start(rank, [&](ElasticGroup& group) {
-      Communicator comm({&group, [](ElasticGroup*) {}}, options, nullptr);
-      if (group.rank() == 1) {
-        EXPECT_TRUE(launch::eventually(has_been_said));
-      }
-      const auto total = own_digit(group);
-      comm.all_reduce(total, ReduceOp::kSum, "digits");
-      EXPECT_EQ(total[0].item<int64_t>(), 111);
-      part(group);
-    });
-  }
-  EXPECT_EQ(ranks.join(), kNoErrors);
-  EXPECT_TRUE(says(::testing::internal::GetCapturedStdout(), said));
-}
-
-TEST(ElasticGroupTest, RankWithoutHeartbeatIsLostAfterTheTimeLimit) {
-  Ranks ranks(2, {.timeout = launch::patient(2s)});  // for two threads to meet, too
-  ranks.start(0, [&](ElasticGroup& group) {
-    const auto total = own_digit(group);
-    sum(group, total);
-    EXPECT_EQ(total[0].item<int64_t>(), 1);
-  });
-  ranks.start(
-      1, [&](ElasticGroup& group) { group.stop(); }, {}, /*has_heartbeat=*/false);
-  EXPECT_EQ(ranks.join(), kNoErrors);
-}
-
-TEST(ElasticGroupTest, RankThatWasDeclaredLostGetsAnError) {
-  Ranks ranks(2);
-  std::atomic<bool> went_on = false;
-  ranks.start(0, [&](ElasticGroup& group) {
-    ranks.bury(1);
-    sum(group, own_digit(group));
-    went_on = true;
-  });
-  ranks.start(1, [&](ElasticGroup& group) {
-    while (!went_on) std::this_thread::sleep_for(1ms);
-    sum(group, own_digit(group));
-  });
-  const auto& errors = ranks.join();
-  ASSERT_EQ(errors.size(), 1u);
-  EXPECT_TRUE(says(errors.at(1),
-                   "[elastic] rank 1 had no heartbeat for more than 20 s, and the others "
-                   "have continued without it"));
-}
-
 TEST(ElasticGroupTest, DifferentCallsAreNamed) {
   Ranks ranks(2);
   for (int rank = 0; rank < 2; ++rank) {
@@ -363,40 +167,6 @@ TEST(ElasticGroupTest, DifferentCallsAreNamed) {
   ASSERT_FALSE(errors.empty());
   EXPECT_TRUE(says(errors.begin()->second, "is at 'call of rank ",
                    "' where another rank is at 'call of rank "));
-}
-
-TEST(ElasticGroupTest, TooFewRanksNeedARestart) {
-  Ranks ranks(2);
-  ranks.start(0,
-              [&](ElasticGroup& group) {
-                EXPECT_TRUE(says(error_message_of<RestartNeeded>([&] {
-                                   while (true) sum(group, own_digit(group));
-                                 }),
-                                 "[elastic] 1 of 2 ranks are left, and --min_ranks is 2\n  fix: "));
-              },
-              {.min_ranks = 2});
-  ranks.start(1, [&](ElasticGroup&) { throw SimulatedCrash{}; });
-  EXPECT_EQ(ranks.join(), kNoErrors);
-}
-
-TEST(ElasticGroupTest, NewProcessThatIsTooLateGetsAnError) {
-  for (const bool in_order : {true, false}) {
-    Ranks ranks(2);
-    for (int rank = 0; rank < 2; ++rank) {
-      ranks.start(rank, [&](ElasticGroup& group) {
-        sum(group, own_digit(group));
-        if (in_order) group.leave();
-        if (!in_order) throw SimulatedCrash{};
-      });
-    }
-    EXPECT_EQ(ranks.join(), kNoErrors);
-    ranks.start(1, [&](ElasticGroup& group) { group.join(); });
-    const auto& errors = ranks.join();
-    ASSERT_EQ(errors.size(), 1u);
-    EXPECT_TRUE(says(errors.at(1),
-                     in_order ? "[elastic] the training ended before rank 1 could rejoin"
-                              : "[elastic] rank 1 rejoined, and no member of the group is left"));
-  }
 }
 
 // Ranks die at random, at any moment; those who are left have had the same results in every call,

@@ -2,12 +2,8 @@
 // What a closure may do beside calling layers, under every policy, against plain autograd: bit
 // for bit.
 
-#include <functional>
-#include <map>
-#include <optional>
 #include <thread>
 
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -16,7 +12,6 @@
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/checkpoint.h"
-#include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/planner.h"
 #include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/recompute.h"
@@ -24,6 +19,7 @@
 #include "fleet/memory/tape/tape.h"
 #include "fleet/precision/autocast.h"
 
+#include "tests/memory/closures.h"
 #include "tests/support/error_of.h"
 #include "tests/support/says.h"
 
@@ -31,245 +27,7 @@ namespace fleet::memory {
 namespace {
 
 using fleet::testing::error_message_of;
-using torch::Tensor;
-using Treatment = TapePolicy::Treatment;
-
-// Cuts at every `fleet::checkpoint`.
-class AtMarks : public TapePolicy {
- public:
-  explicit AtMarks(Treatment treatment, bool alone = false)
-      : treatment_(treatment), alone_(alone) {}
-  bool cut_at(std::string_view /*name*/) override { return true; }
-  Treatment treatment(int /*segment*/) override { return treatment_; }
-  bool recomputes_results_of(const OpRecord& /*op*/) override { return alone_; }
-
- private:
-  Treatment treatment_;
-  bool alone_;
-};
-
-// Counts the calls of each op on this thread while it lives.
-class OpCounts {
- public:
-  OpCounts()
-      : handle_(at::addThreadLocalCallback(
-            at::RecordFunctionCallback(&OpCounts::count).scopes({at::RecordScope::FUNCTION}))) {
-    counts().clear();
-  }
-  ~OpCounts() { at::removeCallback(handle_); }
-  OpCounts(const OpCounts&) = delete;
-  OpCounts& operator=(const OpCounts&) = delete;
-
-  int of(const std::string& name) const { return counts()[name]; }
-
- private:
-  static std::map<std::string, int>& counts() {
-    thread_local std::map<std::string, int> map;
-    return map;
-  }
-  static std::unique_ptr<at::ObserverContext> count(const at::RecordFunction& function) {
-    ++counts()[function.name()];
-    return nullptr;
-  }
-
-  at::CallbackHandle handle_;
-};
-
-class Closures : public ::testing::Test {
- protected:
-  Closures() {
-    at::set_num_threads(1);
-    torch::manual_seed(1);
-    offload_.min_bytes = 1;
-    offload_.is_synchronous = true;
-  }
-
-  // Gradients of `leaves`, and the generator's next numbers.
-  std::vector<Tensor> gradients(const std::function<Tensor()>& loss,
-                                const std::vector<Tensor>& leaves, TapePolicy* policy,
-                                const Offload* offload = nullptr) {
-    torch::manual_seed(7);
-    for (const auto& leaf : leaves) leaf.mutable_grad() = Tensor();
-    Tensor value;
-    if (policy) {
-      TapeScope scope(*policy, offload);
-      value = loss();
-      report_ = scope.tape().report();
-    } else {
-      value = loss();
-    }
-    if (between_) between_();
-    value.backward();
-    std::vector<Tensor> result{value.detach().clone()};
-    for (const auto& leaf : leaves) result.push_back(leaf.grad().clone());
-    result.push_back(torch::rand({4}));
-    return result;
-  }
-
-  static void expect_equal(const std::vector<Tensor>& ours, const std::vector<Tensor>& plain) {
-    ASSERT_EQ(ours.size(), plain.size());
-    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(plain[i])) << i;
-  }
-
-  // The loss under every treatment; with `by_hand`, all of it inside `fleet::recompute` too.
-  void compare(const std::function<Tensor()>& loss, const std::vector<Tensor>& leaves) {
-    const auto plain = gradients(loss, leaves, nullptr);
-    for (const auto treatment : {Treatment::kKeep, Treatment::kDrop, Treatment::kEvictEagerly}) {
-      for (const bool alone : {false, true}) {
-        for (const bool offloaded : {false, true}) {
-          SCOPED_TRACE(format("treatment {}, selective {}, offload {}", static_cast<int>(treatment),
-                              alone, offloaded));
-          AtMarks policy(treatment, alone);
-          expect_equal(gradients(loss, leaves, &policy, offloaded ? &offload_ : nullptr), plain);
-        }
-      }
-    }
-    AutomaticCuts cuts(256, 2);
-    expect_equal(gradients(loss, leaves, &cuts), plain);
-    const auto by_hand = [&] { return recompute(loss); };
-    expect_equal(gradients(by_hand, leaves, nullptr), plain);
-    AtMarks eager(Treatment::kEvictEagerly);
-    expect_equal(gradients(by_hand, leaves, &eager), plain);
-    compare_planned(loss, leaves, plain);
-    compare_planned(by_hand, leaves, plain);
-    EXPECT_EQ(Region::alive(), 0);
-  }
-
-  // By plans: what the planner finds, and one that recomputes as much as it can.
-  void compare_planned(const std::function<Tensor()>& loss, const std::vector<Tensor>& leaves,
-                       const std::vector<Tensor>& plain) {
-    const BudgetAllocatorScope counting(BudgetAllocator::cpu());
-    AutomaticCuts minimal_memory(256, 2);
-    const auto profiler = std::make_shared<Profiler>(BudgetAllocator::cpu().counter());
-    {
-      torch::manual_seed(7);
-      for (const auto& leaf : leaves) leaf.mutable_grad() = Tensor();
-      Tensor value;
-      {
-        TapeScope scope(minimal_memory, profiler);
-        value = loss();
-      }
-      value.backward();
-    }
-    const auto profile = profiler->finish();
-    EXPECT_LT(profile.plain_seconds(), 60);
-    auto all = keep_everything(profile);
-    all.segments.clear();
-    const auto ops = static_cast<int>(profile.ops.size());
-    for (int op = 0; op < ops; op += 3)
-      all.segments.push_back({.first_op = op, .is_dropped = true});
-    for (const auto& plan : {least_memory(profile), all}) {
-      SCOPED_TRACE(plan.describe());
-      PlannedPolicy policy(std::make_shared<const Plan>(plan));
-      expect_equal(gradients(loss, leaves, &policy), plain);
-      EXPECT_FALSE(policy.has_diverged());
-    }
-  }
-
-  Offload offload_{std::make_shared<OffloadFile>(OffloadOptions{.page_cache = true})};
-  std::function<void()> between_;  // forward and backward
-  TapeReport report_;
-};
-
-Tensor leaf(at::IntArrayRef sizes, torch::ScalarType dtype = torch::kFloat) {
-  return torch::randn(sizes, dtype).requires_grad_();
-}
-
-TEST_F(Closures, SparseTensorsStayAsTheyAre) {
-  const auto x = leaf({6, 4});
-  const auto dense = torch::randn({5, 6}) * (torch::rand({5, 6}) > 0.5);
-  const auto sparse = dense.to_sparse();
-  const auto compressed = dense.to_sparse_csr();
-  compare(
-      [&] {
-        auto y = checkpoint(torch::mm(sparse, x).tanh(), "first");
-        y = y * torch::mm(sparse, x * 2).sigmoid();
-        y = checkpoint(y, "second") + torch::mm(compressed, x).tanh();
-        // Made inside, and with a gradient of its own.
-        const auto inner = torch::where(y > 0, y, 0).to_sparse();
-        return torch::mm(inner, y.t().tanh()).square().sum();
-      },
-      {x});
-}
-
-// A replay starts from the values that it had, and does not write to them once more.
-TEST_F(Closures, SparseTensorsMayBeWrittenToAfterTheyWereRead) {
-  const auto x = leaf({6, 4});
-  const auto dense = torch::randn({5, 6}) * (torch::rand({5, 6}) > 0.5);
-  Tensor sparse;
-  const auto loss = [&] {
-    auto y = checkpoint(torch::mm(sparse, x.detach()) * torch::mm(dense, x).tanh(), "first");
-    {
-      const torch::NoGradGuard no_grad;
-      sparse.mul_(0.5);
-      sparse._values().add_(1);
-    }
-    return (torch::mm(sparse, y.t().mm(y).narrow(0, 0, 4).repeat({2, 1}).narrow(0, 0, 6)) + y.sum())
-        .tanh()
-        .sum();
-  };
-  compare(
-      [&] {
-        sparse = dense.to_sparse();
-        return loss();
-      },
-      {x});
-}
-
-TEST_F(Closures, OpaqueNestedAndQuantizedTensorsStayAsTheyAre) {
-  const auto x = leaf({6, 4});
-  compare(
-      [&] {
-        auto y = checkpoint(torch::relu((x * 2).to_mkldnn()).to_dense().tanh(), "mkldnn");
-        y = y * y.sigmoid();
-        const auto pieces = torch::_nested_tensor_from_tensor_list({y, y.narrow(0, 0, 3).tanh()});
-        checkpoint(y, "nested");
-        y = y + torch::nested_to_padded_tensor(pieces, 0.0).sum(0);
-        const auto rough = torch::quantize_per_tensor(y.detach(), 0.1, 2, torch::kQInt8);
-        checkpoint(y, "quantized");
-        return (y * torch::dequantize(rough).tanh()).square().sum();
-      },
-      {x});
-}
-
-// The usual way to pass own numbers to a forward.
-TEST_F(Closures, MemoryThatNoTensorOwnsIsNotReadByReplays) {
-  const auto x = leaf({6, 4});
-  std::vector<float> numbers(24);
-  between_ = [&] { std::ranges::fill(numbers, 1e9F); };  // as good as gone
-  compare(
-      [&] {
-        for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i) * 0.1F;
-        const auto mine = torch::from_blob(numbers.data(), {6, 4});
-        auto y = checkpoint((x * mine.clone()).tanh(), "first");
-        y = y * (mine.view({4, 6}).t() + y).sigmoid();
-        checkpoint(y, "second");
-        return torch::matmul(y, torch::matmul(mine.t(), y).tanh()).square().sum();
-      },
-      {x});
-}
-
-TEST_F(Closures, MemoryThatItsTensorOwnsIsReadByReplays) {
-  const auto x = leaf({6, 4});
-  int freed = 0;
-  const auto loss = [&] {
-    auto* const numbers = new std::vector<float>(24, 0.5F);
-    const auto mine = torch::from_blob(numbers->data(), {6, 4}, [&freed, numbers](void*) {
-      ++freed;
-      delete numbers;
-    });
-    const auto y = checkpoint((x * mine.clone()).tanh(), "first");
-    return checkpoint((y * mine).exp() * y.tanh(), "second").square().sum();
-  };
-  compare(loss, {x});
-  AtMarks policy(Treatment::kDrop);
-  gradients(loss, {x}, &policy);
-  EXPECT_EQ(report_.not_recomputable, 0);
-  EXPECT_GT(report_.evicted, 0);
-  const int before = freed;
-  loss();
-  EXPECT_EQ(freed, before + 1);
-}
+using namespace closure_test;  // NOLINT
 
 // Of a batch that comes second, where matmul folds the batch only if a gradient is wanted.
 TEST_F(Closures, ReplaysTakeTheKernelsOfTheForward) {
@@ -346,24 +104,6 @@ TEST_F(Closures, BackwardInsideTheForwardAddsToGradientsOnce) {
         return checkpoint(y.sin() * w.grad().sum(), "second").square().sum();
       },
       {w});
-}
-
-TEST_F(Closures, ComplexValuesCrossCutsConjugatedAndNegated) {
-  const auto z = leaf({4, 6}, torch::kComplexFloat);
-  const auto w = leaf({6, 6}, torch::kComplexFloat);
-  compare(
-      [&] {
-        auto y = checkpoint(torch::conj(z * 2), "conjugated");
-        y = y * torch::conj(y).tanh();
-        y = torch::linear(y.view({2, 2, 6}), w.conj()).view({4, 6});
-        const auto parts = checkpoint(torch::view_as_real(torch::conj_physical(y)), "parts");
-        const auto minus = checkpoint(torch::imag(torch::conj(y)), "negated");  // with a neg bit
-        auto loss = (minus * minus.exp()).sum() + parts.square().sum();
-        checkpoint(minus, "end");
-        loss = loss + torch::real(torch::matmul(y, torch::conj(y.t()))).tanh().sum();
-        return loss + torch::matmul(minus, minus.t()).sin().sum();
-      },
-      {z, w});
 }
 
 // A custom list of ops, in an Autocast that ends with the forward.

@@ -8,9 +8,6 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/nn/modules/transformer.h>
-#include <torch/nn/modules/transformercoder.h>
-#include <torch/nn/modules/transformerlayer.h>
 
 #include "fleet/core/error.h"
 #include "fleet/core/text/format.h"
@@ -391,51 +388,6 @@ TEST_F(FastOpsTest, FollowsAutocast) {
   FastOps with_lists;
   EXPECT_EQ(types(&with_lists, listed), types(nullptr, listed));
   EXPECT_EQ(with_lists.summary().find("gelu"), std::string::npos) << with_lists.summary();
-}
-
-torch::nn::TransformerEncoder encoder(double dropout) {
-  torch::manual_seed(9);
-  const auto layer = torch::nn::TransformerEncoderLayerOptions(32, 4)
-                         .dim_feedforward(64)
-                         .dropout(dropout)
-                         .activation(torch::kGELU);
-  return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
-}
-
-TEST_F(FastOpsTest, AnUnmodifiedEncoderIsTheSameWithoutDropout) {
-  const auto x = torch::randn({6, 3, 32}), slopes = torch::randn({6, 3, 32});
-  const auto run = [&](FastOps* fast) {
-    auto net = encoder(0);
-    Tensor loss;
-    {
-      const FastOpsScope scope(fast);
-      loss = (net->forward(x) * slopes).sum();
-    }
-    loss.backward();
-    Tensors result = {loss};
-    for (const auto& parameter : net->parameters()) result.push_back(parameter.grad());
-    return result;
-  };
-  FastOps fast;
-  const auto own = run(&fast), theirs = run(nullptr);
-  EXPECT_EQ(fast.summary(), "2 gelu, 4 layer_norm by Fleet's ops");
-  for (size_t i = 0; i < own.size(); ++i) {
-    EXPECT_LE(relative_error(own[i], theirs[i]), 1e-5) << i;
-  }
-}
-
-TEST_F(FastOpsTest, AnUnmodifiedEncodersDropoutIsRepeatable) {
-  const auto x = torch::randn({6, 3, 32});
-  FastOps fast;
-  const auto run = [&] {
-    auto net = encoder(0.2);
-    torch::manual_seed(4);
-    const FastOpsScope scope(fast);
-    return net->forward(x);
-  };
-  const auto one = run();
-  EXPECT_EQ(fast.summary(), "8 dropout, 2 gelu, 4 layer_norm by Fleet's ops");
-  EXPECT_TRUE(torch::equal(run(), one));
 }
 
 TEST_F(FastOpsTest, MetaTensorsHaveTheShapesOfTheCpu) {

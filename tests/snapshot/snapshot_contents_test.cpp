@@ -20,8 +20,6 @@ using namespace testing;  // NOLINT
 namespace fs = std::filesystem;
 using Steps = std::vector<int64_t>;
 
-Comm single_rank() { return std::make_shared<comm::Communicator>(); }
-
 struct Resumed {
   int ranks = 1;
   int64_t save_every = 9;  // 15 updates of both together make an epoch on two ranks, 30 on one

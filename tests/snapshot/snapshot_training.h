@@ -9,6 +9,8 @@
 
 namespace fleet::testing {
 
+inline Comm single_rank() { return std::make_shared<comm::Communicator>(); }
+
 /// A training that can stop and resume.
 struct SnapshotTraining {
   std::string name = {};  // for a failure

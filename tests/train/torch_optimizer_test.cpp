@@ -3,109 +3,18 @@
 #include "fleet/optim/torch_optimizer.h"
 
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim.h>
-#include <torch/serialize/archive.h>
 
 #include "fleet/optim/torch_optimizer_name.h"
-#include "fleet/snapshot/snapshots.h"
 
-#include "tests/data/temporary_folder.h"
 #include "tests/support/says.h"
-#include "tests/train/small_training.h"
+#include "tests/train/torch_optimizers.h"
 
 namespace fleet {
 namespace {
 
 using namespace testing;  // NOLINT
-using torch::optim::OptimizerParamGroup;
-using TorchOptim = std::shared_ptr<torch::optim::Optimizer>;
-using MakeTorch = std::function<TorchOptim(std::vector<OptimizerParamGroup>)>;
 
 const auto kSingleRank = [] { return std::make_shared<comm::Communicator>(); };
-
-/// A user's own: p -= lr * sign(g). It notes what it saw.
-struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
-  SignOptions(double lr = 0.01) : rate(lr) {}  // NOLINT(google-explicit-constructor)
-  double get_lr() const override { return rate; }
-  void set_lr(const double lr) override { rate = lr; }
-  double rate;
-};
-
-class Sign : public torch::optim::Optimizer {
- public:
-  explicit Sign(const std::vector<OptimizerParamGroup>& groups, SignOptions options = {})
-      : Optimizer(groups, std::make_unique<SignOptions>(options)) {}
-
-  torch::Tensor step(LossClosure closure = nullptr) override {
-    EXPECT_EQ(closure, nullptr);
-    const torch::NoGradGuard no_grad;
-    seen.clear();
-    for (auto& group : param_groups()) {
-      for (auto& p : group.params()) {
-        seen.push_back(p.grad().defined() ? p.grad().clone() : torch::Tensor());
-        if (p.grad().defined()) p.sub_(p.grad().sign(), group.options().get_lr());
-      }
-    }
-    ++steps;
-    return {};
-  }
-  void save(torch::serialize::OutputArchive& archive) const override {
-    archive.write("steps", torch::IValue(steps));
-  }
-  void load(torch::serialize::InputArchive& archive) override {
-    torch::IValue value;
-    archive.read("steps", value);
-    steps = value.toInt();
-  }
-
-  int64_t steps = 0;
-  std::vector<torch::Tensor> seen;
-};
-
-/// The same without `save` and `load`.
-class Forgetful : public Sign {
- public:
-  using Sign::Sign;
-  void save(torch::serialize::OutputArchive&) const override {}
-};
-
-struct Kind {
-  std::string name;
-  MakeTorch make;
-};
-
-std::vector<Kind> kinds() {
-  namespace to = torch::optim;
-  return {
-      {"SGD",
-       [](const auto& groups) {
-         return std::make_shared<to::SGD>(groups, to::SGDOptions(0.05).momentum(0.9));
-       }},
-      {"RMSprop",
-       [](const auto& groups) {
-         return std::make_shared<to::RMSprop>(
-             groups, to::RMSpropOptions(0.01).momentum(0.5).centered(true).weight_decay(0.01));
-       }},
-      {"Adagrad",
-       [](const auto& groups) {
-         return std::make_shared<to::Adagrad>(groups, to::AdagradOptions(0.05).lr_decay(0.1));
-       }},
-      {"Adam",
-       [](const auto& groups) {
-         return std::make_shared<to::Adam>(groups, to::AdamOptions(0.01).amsgrad(true).eps(1e-4));
-       }},
-      {"AdamW",
-       [](const auto& groups) {
-         return std::make_shared<to::AdamW>(groups, to::AdamWOptions(0.01).eps(1e-4));
-       }},
-  };
-}
-
-std::vector<Kind> kinds_and_own() {
-  auto all = kinds();
-  all.push_back({"Sign", [](const auto& groups) { return std::make_shared<Sign>(groups); }});
-  return all;
-}
 
 MakeTorch make_kind(const std::string& name) {
   for (auto& kind : kinds_and_own()) {
@@ -202,24 +111,6 @@ TEST(TorchOptimizerTest, SeesTheMeanGradientUnscaled) {
     EXPECT_TRUE(torch::equal(sign->seen[i], net->parameters()[i].grad()));
   }
 }
-
-/// A branch that takes part on request.
-struct BranchedImpl : torch::nn::Module {
-  BranchedImpl() {
-    torch::manual_seed(3);
-    trunk = register_module("trunk", torch::nn::Linear(6, 3));
-    branch = register_module("branch", torch::nn::Linear(6, 3));
-  }
-  torch::Tensor loss(const Batch& batch, bool with_branch) {
-    auto out = trunk(batch.data);
-    if (with_branch) out = out + branch(batch.data);
-    return torch::nn::functional::cross_entropy(out, batch.target);
-  }
-  torch::nn::Linear trunk{nullptr}, branch{nullptr};
-};
-TORCH_MODULE(Branched);
-
-bool has_branch(int64_t step) { return step == 1 || step >= 4; }
 
 TEST(TorchOptimizerTest, LeavesParametersWithoutAGradientAlone) {
   for (const auto& [name, make] : kinds_and_own()) {
@@ -380,127 +271,6 @@ TEST(TorchOptimizerTest, LocalSgdAveragesParametersAndLeavesTheStateLocal) {
     return result;
   };
   expect_close(train(true), train(false), 1e-5, 1e-6);
-}
-
-class TorchSnapshotTest : public ::testing::Test {
- protected:
-  static constexpr int64_t kBefore = 3;
-
-  // Steps [begin, end) of a training whose branch pauses; resumes from `folder` where begin > 0.
-  static void train(const Comm& comm, const MakeTorch& make, const DistributedStrategy& strategy,
-                    int64_t begin, int64_t end, const std::filesystem::path& folder,
-                    std::vector<Tensors>& results) {
-    std::unique_lock lock(seed_);
-    Branched net;
-    lock.unlock();
-    const auto parameters = net->parameters();
-    const auto inner = make({OptimizerParamGroup({parameters[0], parameters[1]}),
-                             OptimizerParamGroup({parameters[2], parameters[3]})});
-    DistributedOptimizer optimizer(std::make_unique<optim::TorchOptimizer>(net, inner), strategy,
-                                   comm);
-    if (begin > 0) {
-      EXPECT_EQ(load_snapshot(folder, optimizer), begin);
-    }
-    for (int64_t step = begin; step < end; ++step) {
-      if (step == 2) optimizer.set_lr(optimizer.lr() / 2);
-      optimizer.minimize(small_batch(8, step * comm->size() + comm->rank()),
-                         [&](const Batch& b) { return net->loss(b, has_branch(step)); });
-      if (begin == 0 && step + 1 == kBefore) save_snapshot(folder, optimizer);
-    }
-    EXPECT_GT(optimizer.lr(), 0);
-    auto own = copies(net->parameters());
-    own.push_back(torch::tensor(optimizer.lr(), torch::kDouble));
-    if (const auto* sign = dynamic_cast<Sign*>(inner.get())) {
-      own.push_back(torch::tensor(sign->steps));
-    }
-    results[static_cast<size_t>(comm->rank())] = own;
-    optimizer.sync();
-  }
-
-  static void expect_resumes(int ranks, const MakeTorch& make, DistributedStrategy strategy) {
-    strategy.find_unused_parameters = true;
-    const TemporaryFolder folder;
-    std::vector<Tensors> whole(static_cast<size_t>(ranks)), resumed(whole.size());
-    run_ranks(ranks,
-              [&](const Comm& comm) { train(comm, make, strategy, 0, 8, folder.path(), whole); });
-    run_ranks(ranks, [&](const Comm& comm) {
-      train(comm, make, strategy, kBefore, 8, folder.path(), resumed);
-    });
-    for (size_t i = 0; i < whole.size(); ++i) expect_equal(resumed[i], whole[i]);
-  }
-
-  static inline std::mutex seed_;
-};
-
-TEST_F(TorchSnapshotTest, ResumesBitForBit) {
-  DistributedStrategy bf16{.amp = true};
-  bf16.amp_configs.use_pure_bf16 = true;
-  const DistributedStrategy local{.localsgd = true, .localsgd_configs = {.k_steps = 2}};
-  for (const auto& [name, make] : kinds_and_own()) {
-    SCOPED_TRACE(name);
-    expect_resumes(1, make, {});
-    expect_resumes(2, make, {});
-    expect_resumes(1, make, bf16);
-    expect_resumes(2, make, local);  // in the middle of a window, ranks differ
-  }
-}
-
-TEST_F(TorchSnapshotTest, ASchedulerOfTorchIsBroughtUpToTheUpdatesDone) {
-  const TemporaryFolder folder;
-  const auto train = [&](bool resumes, std::vector<double>& rates) {
-    auto net = small_net();
-    torch::optim::RMSprop rmsprop(net->parameters(), torch::optim::RMSpropOptions(0.1));
-    auto optimizer = distributed_optimizer(net, rmsprop);
-    torch::optim::StepLR scheduler(rmsprop, 2, 0.5);
-    if (resumes) {
-      load_snapshot(folder.path(), optimizer);
-      const double lr = optimizer.lr();
-      for (int64_t update = 0; update < optimizer.updates(); ++update) scheduler.step();
-      optimizer.set_lr(lr);
-    }
-    for (int64_t step = optimizer.updates(); step < 7; ++step) {
-      rates.push_back(
-          optimizer
-              .minimize(small_batch(8, step),
-                        [&](const Batch& micro_batch) { return mean_loss(net, micro_batch); })
-              .lr);
-      scheduler.step();
-      if (!resumes && step + 1 == kBefore) save_snapshot(folder.path(), optimizer);
-    }
-  };
-  std::vector<double> whole, resumed;
-  train(false, whole);
-  train(true, resumed);
-  EXPECT_EQ(resumed, std::vector<double>(whole.begin() + kBefore, whole.end()));
-}
-
-TEST_F(TorchSnapshotTest, OfAnotherOptimizerIsRefused) {
-  const TemporaryFolder folder;
-  auto net = small_net();
-  {
-    auto optimizer = distributed_optimizer(net, torch::optim::RMSprop(net->parameters()));
-    save_snapshot(folder.path(), optimizer);
-  }
-  const auto refused = [&](DistributedOptimizer optimizer) {
-    return error_message_of([&] { load_snapshot(folder.path(), optimizer); });
-  };
-  EXPECT_TRUE(says(refused(distributed_optimizer(net, torch::optim::Adagrad(net->parameters()))),
-                   "was written with torch::optim::RMSprop, and this training has "
-                   "torch::optim::Adagrad"));
-  EXPECT_TRUE(says(refused(distributed_optimizer(optim::SGD(net))),
-                   "was written with torch::optim::RMSprop, and this training has SGD"));
-}
-
-TEST_F(TorchSnapshotTest, AnOptimizerThatSavesNothingIsRefusedBeforeTheFirstUpdate) {
-  const TemporaryFolder folder;
-  auto net = small_net();
-  auto optimizer =
-      distributed_optimizer(net, Forgetful(std::vector<OptimizerParamGroup>{net->parameters()}));
-  EXPECT_TRUE(says(error_message_of([&] {
-                     Snapshots snapshots(optimizer, {.snapshot_dir = folder.path().string()});
-                   }),
-                   "Forgetful::save() writes nothing, so that a snapshot would lose its state",
-                   "override save() and load()"));
 }
 
 TEST(TorchOptimizerTest, WhatCannotWorkIsRefusedInASentence) {
