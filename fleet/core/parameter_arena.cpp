@@ -1,60 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/parameter_arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstddef>
-#include <map>
-#include <unordered_map>
+#include <utility>
 
 #include "fleet/core/allocation_tag.h"
+#include "fleet/core/arena_buffer.h"
 #include "fleet/core/error.h"
-#include "fleet/core/process/huge_page.h"
 #include "fleet/core/text/format.h"
 
 namespace fleet {
 namespace {
-
-constexpr int64_t kAlignBytes = 64;
-
-int64_t aligned(int64_t elements, int64_t element_size) {
-  const int64_t step = std::max<int64_t>(1, kAlignBytes / element_size);
-  return (elements + step - 1) / step * step;
-}
-
-// A view of `flat` with the parameter's own strides where they are dense (channels-last stays so).
-torch::Tensor view_of(const torch::Tensor& flat, int64_t offset, const torch::Tensor& like) {
-  const auto strides = like.is_non_overlapping_and_dense()
-                           ? like.strides().vec()
-                           : torch::empty(like.sizes(), torch::kMeta).strides().vec();
-  return flat.as_strided(like.sizes(), strides, flat.storage_offset() + offset);
-}
-
-// Likewise, but no view to autograd: torch's zero_grad() detaches gradients in place, which views
-// refuse.
-torch::Tensor gradient_view_of(const torch::Tensor& flat, int64_t offset,
-                               const torch::Tensor& like) {
-  const auto view = view_of(flat, offset, like);
-  return torch::empty({0}, flat.options())
-      .set_(flat.storage(), view.storage_offset(), view.sizes(), view.strides());
-}
-
-// Zeros in huge pages where the system gives them on request: passes over several buffers at once
-// miss the TLB less, worth some 3 % of an update.
-torch::Tensor zeroed(int64_t numel, const torch::TensorOptions& options) {
-  auto tensor = torch::empty({numel}, options);
-  const auto bytes = static_cast<uintptr_t>(tensor.nbytes());
-  if (tensor.device().is_cpu() && bytes >= 2 * kHugePage) {
-    auto* const data = static_cast<std::byte*>(tensor.data_ptr());
-    const auto begin = reinterpret_cast<uintptr_t>(data);
-    const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-    const uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
-    // A hint: where it is refused, pages are small.
-    (void)::madvise(data + (first - begin), last - first, MADV_HUGEPAGE);
-  }
-  return tensor.zero_();
-}
 
 // Empty tensors have no address, sparse ones no storage.
 bool same_memory(const torch::Tensor& a, const torch::Tensor& b) {
@@ -66,7 +22,11 @@ bool same_memory(const torch::Tensor& a, const torch::Tensor& b) {
 ParameterArena::ParameterArena(const ModelHandle& model, const ArenaOptions& options)
     : options_(options) {
   const auto parameters = model.parameters();
-  lay_out(parameters);
+  auto layout = lay_out(parameters, options);
+  groups_ = std::move(layout.groups);
+  spans_ = std::move(layout.spans);
+  frozen_ = std::move(layout.frozen);
+  numel_ = layout.numel;
   if (spans_.empty()) {
     throw Error("arena",
                 format("the model has no trainable parameter ({} in all, every one frozen)",
@@ -84,82 +44,6 @@ ParameterArena::ParameterArena(const ModelHandle& model, const ArenaOptions& opt
 
 ParameterArena::~ParameterArena() = default;
 
-bool ParameterArena::has_master(const torch::Tensor& parameter) const {
-  if (!options_.working_dtype) return false;
-  return parameter.scalar_type() == *options_.working_dtype ||
-         (parameter.scalar_type() == torch::kFloat && parameter.dim() >= 2);
-}
-
-void ParameterArena::lay_out(const std::vector<NamedTensor>& parameters) {
-  std::unordered_map<const void*, size_t> seen;
-  std::vector<ArenaSpan> found;
-  for (const auto& [name, tensor] : parameters) {
-    if (tensor.layout() != torch::kStrided) {
-      throw Error("arena", format("parameter '{}' is not a dense tensor", name));
-    }
-    if (const auto it = seen.find(tensor.unsafeGetTensorImpl()); it != seen.end()) {
-      if (it->second < found.size()) found[it->second].aliases.push_back(name);
-      continue;
-    }
-    if (!tensor.requires_grad()) {
-      seen.emplace(tensor.unsafeGetTensorImpl(), SIZE_MAX);
-      frozen_.push_back({name, tensor});
-      continue;
-    }
-    if (!torch::isFloatingType(tensor.scalar_type())) {
-      throw Error("arena", format("parameter '{}' is {}, not a real floating-point type", name,
-                                  c10::toString(tensor.scalar_type())));
-    }
-    seen.emplace(tensor.unsafeGetTensorImpl(), found.size());
-    ArenaSpan span;
-    span.name = name;
-    span.parameter = tensor;
-    span.numel = tensor.numel();
-    found.push_back(std::move(span));
-  }
-
-  // float comes last, since the metadata lies in front of the last group.
-  const auto key = [&](const ArenaSpan& span) {
-    const auto dtype = has_master(span.parameter) ? torch::kFloat : span.parameter.scalar_type();
-    return std::make_tuple(dtype == torch::kFloat ? 1 : 0, static_cast<int>(dtype),
-                           span.parameter.device().str());
-  };
-  std::stable_sort(found.begin(), found.end(),
-                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
-  std::optional<decltype(key(found[0]))> current;
-  int64_t length = 0;
-  const auto close_group = [&] {
-    if (groups_.empty()) return;
-    auto& group = groups_.back();
-    group.last_span = spans_.size();
-    const auto options = spans_[group.first_span].parameter.options().requires_grad(false);
-    const auto dtype = static_cast<torch::ScalarType>(std::get<1>(*current));
-    const AllocationTag tag(allocation::kParameters);
-    group.values = zeroed(length, options.dtype(dtype));
-    if (options_.working_dtype && dtype == torch::kFloat) {
-      group.working = zeroed(length, options.dtype(*options_.working_dtype));
-    }
-    numel_ += length;
-  };
-  for (auto& span : found) {
-    if (!current || *current != key(span)) {
-      close_group();
-      current = key(span);
-      length = 0;
-      groups_.emplace_back().first_span = spans_.size();
-    }
-    span.group = groups_.size() - 1;
-    span.offset = length;
-    // Working copies, of half the size, are aligned too.
-    const int64_t element_size = options_.working_dtype ? 2 : span.parameter.element_size();
-    length = aligned(length + span.numel, element_size);
-    spans_.push_back(std::move(span));
-  }
-  close_group();
-  numel_ = 0;
-  for (const auto& span : spans_) numel_ += span.numel;
-}
-
 int64_t ParameterArena::metadata_numel() const {
   return kMetadataScalars + static_cast<int64_t>(spans_.size()) + options_.metadata_slots;
 }
@@ -174,7 +58,8 @@ void ParameterArena::cut_gradients(const std::vector<torch::Tensor>& buffers) {
     groups_[g].gradients = buffers[g].narrow(0, buffers[g].numel() - length, length);
   }
   for (auto& span : spans_) {
-    span.gradient = gradient_view_of(groups_[span.group].gradients, span.offset, span.parameter);
+    span.gradient =
+        gradient_view_of_buffer(groups_[span.group].gradients, span.offset, span.parameter);
     span.parameter.mutable_grad() = torch::Tensor();
   }
 }
@@ -201,19 +86,19 @@ std::vector<BufferShape> buffer_shapes(std::span<const ArenaGroup> groups,
 
 int64_t buffer_bytes(const BufferShape& shape) {
   const auto size = static_cast<int64_t>(shape.options.dtype().itemsize());
-  return aligned(shape.numel * size, 1);
+  return aligned_elements(shape.numel * size, 1);
 }
 
 }  // namespace
 
 void ParameterArena::adopt() {
   const torch::NoGradGuard no_grad;
-  metadata_length_ = aligned(metadata_numel(), sizeof(float));
+  metadata_length_ = aligned_elements(metadata_numel(), sizeof(float));
   for (auto& span : spans_) {
-    span.value = view_of(groups_[span.group].values, span.offset, span.parameter);
+    span.value = view_of_buffer(groups_[span.group].values, span.offset, span.parameter);
     span.value.copy_(span.parameter);
-    if (has_master(span.parameter)) {
-      span.working = view_of(groups_[span.group].working, span.offset, span.parameter);
+    if (has_master(span.parameter, options_)) {
+      span.working = view_of_buffer(groups_[span.group].working, span.offset, span.parameter);
       span.working.copy_(span.value);
     }
     span.parameter.set_data(span.working.defined() ? span.working : span.value);
@@ -221,7 +106,7 @@ void ParameterArena::adopt() {
   const AllocationTag tag(allocation::kGradients);
   std::vector<torch::Tensor> buffers;
   for (const auto& shape : buffer_shapes(groups_, metadata_length_)) {
-    buffers.push_back(zeroed(shape.numel, shape.options));
+    buffers.push_back(zeroed_buffer(shape.numel, shape.options));
   }
   cut_gradients(buffers);
 }
@@ -247,8 +132,9 @@ std::vector<torch::Tensor> ParameterArena::make_state() const {
   std::vector<torch::Tensor> state;
   for (const auto& group : groups_) {
     const bool is_double = group.values.scalar_type() == torch::kDouble;
-    state.push_back(zeroed(group.values.numel(), group.values.options().dtype(
-                                                     is_double ? torch::kDouble : torch::kFloat)));
+    state.push_back(
+        zeroed_buffer(group.values.numel(),
+                      group.values.options().dtype(is_double ? torch::kDouble : torch::kFloat)));
   }
   return state;
 }

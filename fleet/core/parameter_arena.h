@@ -7,47 +7,15 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <string>
 #include <vector>
 
 #include <torch/types.h>
 
+#include "fleet/core/arena_layout.h"
 #include "fleet/core/model_handle.h"
 #include "fleet/core/torch/gradient_hook.h"
 
 namespace fleet {
-
-/// One parameter's place in the arena; offsets count elements of its group.
-struct ArenaSpan {
-  std::string name;
-  std::vector<std::string> aliases;  // further names of the same tensor, when modules share it
-  torch::Tensor parameter;
-  torch::Tensor value;  // views of the group's buffers with the parameter's sizes and strides
-  torch::Tensor gradient;
-  torch::Tensor working;  // what the model computes with, when `value` is a master; else undefined
-  size_t group = 0;
-  int64_t offset = 0;
-  int64_t numel = 0;
-};
-
-/// Parameters of one dtype on one device: flat buffers of equal length, spans in order of
-/// registration.
-struct ArenaGroup {
-  torch::Tensor values;
-  torch::Tensor working;  // of the length of `values`; used by spans that have such a view
-  torch::Tensor gradients;
-  size_t first_span = 0;
-  size_t last_span = 0;  // one past
-};
-
-/// How an arena is laid out.
-struct ArenaOptions {
-  /// Give the model parameters of this type, and keep their masters and gradients in float: those
-  /// of two or more dimensions, and those that have the type already. Biases and norms stay float.
-  std::optional<torch::ScalarType> working_dtype = {};
-  /// Further floats in the metadata: a place for each rank, for what it tells the others of itself.
-  int64_t metadata_slots = 0;
-};
 
 /// Holds a model's trainable parameters and their gradients in flat, 64-byte aligned buffers; the
 /// model's tensors become views of it, strides kept, so that channels-last stays channels-last.
@@ -149,8 +117,6 @@ class ParameterArena {
   static constexpr int64_t kMetadataScalars = 6;
 
  private:
-  void lay_out(const std::vector<NamedTensor>& parameters);
-  bool has_master(const torch::Tensor& parameter) const;
   void adopt();
   void cut_gradients(const std::vector<torch::Tensor>& buffers);
   void arrive(size_t span);

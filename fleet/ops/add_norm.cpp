@@ -16,10 +16,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 using AddNormOp = Four(const Tensor&, const OptionalTensor&, const OptionalTensor&,

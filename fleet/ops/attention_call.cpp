@@ -10,10 +10,7 @@
 
 namespace fleet::ops {
 
-namespace {
-using torch::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-}  // namespace
+namespace {}  // namespace
 
 Tensor with_dense_heads(const Tensor& x) {
   return x.stride(3) == 1 || x.size(3) == 1 ? x : x.contiguous();

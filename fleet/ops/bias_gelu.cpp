@@ -14,11 +14,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
-
 struct GeluShape {
   int64_t width;
   int64_t rows;

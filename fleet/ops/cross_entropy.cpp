@@ -16,9 +16,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 using Two = std::tuple<Tensor, Tensor>;
 
 using CrossEntropyOp = Two(const Tensor&, const Tensor&, int64_t, int64_t, double, bool);

@@ -9,10 +9,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 using DropoutOp = Tensor(const Tensor&, double, c10::IntArrayRef);
 
 const auto& dropout_op() {

@@ -2,7 +2,7 @@
 #pragma once
 
 // No public header: it includes much of LibTorch. What the fused ops share: which tensors have
-// kernels, and how an op of Fleet is registered and called.
+// kernels, how an op of Fleet is registered and called, and short names.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -19,6 +19,14 @@
 #include "fleet/ops/random_scope.h"
 
 namespace fleet::ops {
+namespace {  // of each op's source
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<Tensor>;
+
+}  // namespace
 
 /// Whether the kernels take it; others go through LibTorch's ops, which is slower and the same.
 inline bool has_kernel(const torch::Tensor& x) {

@@ -11,11 +11,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
-
 using GeluLinearOp = Tensor(const Tensor&, const OptionalTensor&, const Tensor&,
                             const OptionalTensor&, double, c10::IntArrayRef, bool);
 

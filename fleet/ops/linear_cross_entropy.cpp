@@ -20,10 +20,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 using LinearCrossEntropyOp = Four(const Tensor&, const Tensor&, const OptionalTensor&,

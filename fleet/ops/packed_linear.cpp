@@ -12,11 +12,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
-
 using PackedLinearOp = Tensor(const Tensor&, const Tensor&, const OptionalTensor&);
 
 const auto& packed_linear_op() {

@@ -9,10 +9,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 using PackedMatmulOp = Tensor(const Tensor&, const Tensor&);
 
 const auto& packed_matmul_op() {

@@ -14,10 +14,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 const auto& rotary_op() {
   static const auto op =
       fleet_op<Tensor(const Tensor&, const Tensor&, const Tensor&, bool)>("rotary");

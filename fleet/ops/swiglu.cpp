@@ -12,10 +12,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 const auto& swiglu_op() {
   static const auto op = fleet_op<Tensor(const Tensor&)>("swiglu");
   return op;

@@ -18,11 +18,6 @@
 namespace fleet::ops {
 namespace {
 
-using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
-
 using AttentionOp = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
                                                const OptionalTensor&, const OptionalTensor&, bool,
                                                double, double, c10::IntArrayRef);

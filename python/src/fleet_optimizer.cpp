@@ -70,63 +70,51 @@ std::unique_ptr<optim::Optimizer> fleet_optimizer(const py::object& python, cons
     return groups.count() == 1 ? std::vector<optim::ParameterGroup>()
                                : groups.for_cpp(model, excluded);
   };
+  // What LARS and LAMB have in common; their options are two types.
+  const auto layer_wise = [&](auto options, const char* area, const auto& rule) {
+    options.lr = lr;
+    options.epsilon = at<double>(group, "epsilon");
+    options.exclude_from_weight_decay =
+        at<std::vector<std::string>>(group, "exclude_from_weight_decay");
+    options.max_grad_norm = max_grad_norm;
+    options.rule = rule;
+    options.groups = for_cpp(excluded_from_decay(
+        area, model, groups,
+        {.names = options.exclude_from_weight_decay, .bias_and_norm = rule.exclude_bias_and_norm}));
+    return options;
+  };
   if (is("Lamb")) {
     const auto betas = at<std::pair<double, double>>(group, "betas");
-    const auto rule = optim::lamb_rule(at<std::string>(group, "rule"));
-    const auto names = at<std::vector<std::string>>(group, "exclude_from_weight_decay");
     return make<optim::Lamb>(
         model,
-        optim::LambOptions{.lr = lr,
-                           .beta1 = betas.first,
-                           .beta2 = betas.second,
-                           .epsilon = at<double>(group, "epsilon"),
-                           .lamb_weight_decay = at<double>(group, "lamb_weight_decay"),
-                           .exclude_from_weight_decay = names,
-                           .max_grad_norm = max_grad_norm,
-                           .rule = rule,
-                           .groups = for_cpp(excluded_from_decay(
-                               "LAMB", model, groups,
-                               {.names = names, .bias_and_norm = rule.exclude_bias_and_norm}))});
+        layer_wise(optim::LambOptions{.beta1 = betas.first,
+                                      .beta2 = betas.second,
+                                      .lamb_weight_decay = at<double>(group, "lamb_weight_decay")},
+                   "LAMB", optim::lamb_rule(at<std::string>(group, "rule"))));
   }
   if (is("Lars")) {
-    const auto rule = optim::lars_rule(at<std::string>(group, "rule"));
-    const auto names = at<std::vector<std::string>>(group, "exclude_from_weight_decay");
     return make<optim::Lars>(
         model,
-        optim::LarsOptions{.lr = lr,
-                           .momentum = at<double>(group, "momentum"),
-                           .lars_coeff = at<double>(group, "lars_coeff"),
-                           .lars_weight_decay = at<double>(group, "lars_weight_decay"),
-                           .epsilon = at<double>(group, "epsilon"),
-                           .use_nesterov = at<bool>(group, "nesterov"),
-                           .exclude_from_weight_decay = names,
-                           .max_grad_norm = max_grad_norm,
-                           .rule = rule,
-                           .groups = for_cpp(excluded_from_decay(
-                               "LARS", model, groups,
-                               {.names = names, .bias_and_norm = rule.exclude_bias_and_norm}))});
+        layer_wise(optim::LarsOptions{.momentum = at<double>(group, "momentum"),
+                                      .lars_coeff = at<double>(group, "lars_coeff"),
+                                      .lars_weight_decay = at<double>(group, "lars_weight_decay"),
+                                      .use_nesterov = at<bool>(group, "nesterov")},
+                   "LARS", optim::lars_rule(at<std::string>(group, "rule"))));
   }
   const double decay = at<double>(group, "weight_decay");
-  if (is("Adam")) {
+  const auto adam = [&](auto options) {
     const auto betas = at<std::pair<double, double>>(group, "betas");
-    const double eps = at<double>(group, "eps");
-    if (is("AdamW")) {
-      return make<optim::AdamW>(model, optim::AdamWOptions{.lr = lr,
-                                                           .beta1 = betas.first,
-                                                           .beta2 = betas.second,
-                                                           .epsilon = eps,
-                                                           .weight_decay = decay,
-                                                           .max_grad_norm = max_grad_norm,
-                                                           .groups = for_cpp()});
-    }
-    return make<optim::Adam>(model, optim::AdamOptions{.lr = lr,
-                                                       .beta1 = betas.first,
-                                                       .beta2 = betas.second,
-                                                       .epsilon = eps,
-                                                       .weight_decay = decay,
-                                                       .max_grad_norm = max_grad_norm,
-                                                       .groups = for_cpp()});
-  }
+    options.lr = lr;
+    options.beta1 = betas.first;
+    options.beta2 = betas.second;
+    options.epsilon = at<double>(group, "eps");
+    options.weight_decay = decay;
+    options.max_grad_norm = max_grad_norm;
+    options.groups = for_cpp();
+    return options;
+  };
+  if (is("AdamW")) return make<optim::AdamW>(model, adam(optim::AdamWOptions()));
+  if (is("Adam")) return make<optim::Adam>(model, adam(optim::AdamOptions()));
   if (is("Momentum")) {
     return make<optim::Momentum>(model,
                                  optim::MomentumOptions{.lr = lr,

@@ -17,6 +17,7 @@
 
 #include "tests/fleetrun/shell_ranks.h"
 #include "tests/support/launched.h"
+#include "tests/support/says.h"
 #include "tools/fleetrun/restart_backoff.h"
 
 namespace fleet::launch {
@@ -24,10 +25,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using Words = std::vector<std::string>;
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 size_t count(const std::string& text, const std::string& part) {
   size_t found = 0;
@@ -110,13 +107,13 @@ TEST(FleetrunTest, GivesEveryRankItsEnvironment) {
     EXPECT_EQ(env["PADDLE_CURRENT_ENDPOINT"],
               rank == 0 ? endpoints.substr(0, comma) : endpoints.substr(comma + 1));
   }
-  EXPECT_TRUE(has(job.output(), "RANK=0\n")) << "rank 0 is echoed";
-  EXPECT_FALSE(has(job.output(), "\nRANK=1\n")) << "other ranks are not";
+  EXPECT_TRUE(says(job.output(), "RANK=0\n")) << "rank 0 is echoed";
+  EXPECT_FALSE(says(job.output(), "\nRANK=1\n")) << "other ranks are not";
   EXPECT_TRUE(
-      has(job.output(),
-          "-----------  Configuration Arguments -----------\nelastic: false\ngpus: None\n"));
+      says(job.output(),
+           "-----------  Configuration Arguments -----------\nelastic: false\ngpus: None\n"));
   EXPECT_TRUE(
-      has(job.output(), "|                     PADDLE_TRAINERS_NUM                        2"));
+      says(job.output(), "|                     PADDLE_TRAINERS_NUM                        2"));
 }
 
 TEST(FleetrunTest, StoreOutlivesRankZero) {
@@ -152,19 +149,19 @@ TEST(FleetrunTest, PassesOnTheExitCodeAndShowsTheTailOfThatLog) {
                 "exec sleep 600"});
   ASSERT_EQ(job.wait(), 37) << job.output();
   const auto text = job.output();
-  EXPECT_TRUE(has(text, "error: [fleetrun] rank 1 (pid ")) << text;
-  EXPECT_TRUE(has(text, ") exited with code 37 after ")) << text;
-  EXPECT_TRUE(has(text, "workerlog.1:\n    | 12\n")) << text;
-  EXPECT_TRUE(has(text, "    | 30\n    | the reason\n")) << text;
+  EXPECT_TRUE(says(text, "error: [fleetrun] rank 1 (pid "));
+  EXPECT_TRUE(says(text, ") exited with code 37 after "));
+  EXPECT_TRUE(says(text, "workerlog.1:\n    | 12\n"));
+  EXPECT_TRUE(says(text, "    | 30\n    | the reason\n"));
 }
 
 TEST(FleetrunTest, FailureOfTheShownRankPointsUpwards) {
   Launched job({"sh", "-c", "printf 'step 1\\rstep 2'; exit 3"});
   ASSERT_EQ(job.wait(), 3);
   const auto text = job.output();
-  EXPECT_TRUE(has(text, "step 1\rstep 2\nerror: [fleetrun] rank 0 (pid ")) << text;
-  EXPECT_TRUE(has(text, "its output is above and in ")) << text;
-  EXPECT_FALSE(has(text, "| step 2")) << text;
+  EXPECT_TRUE(says(text, "step 1\rstep 2\nerror: [fleetrun] rank 0 (pid "));
+  EXPECT_TRUE(says(text, "its output is above and in "));
+  EXPECT_FALSE(says(text, "| step 2")) << text;
 }
 
 TEST(FleetrunTest, NamesTheSignalAndTheFirstCause) {
@@ -176,10 +173,10 @@ TEST(FleetrunTest, NamesTheSignalAndTheFirstCause) {
                     until_ended(1) + "exit 1"});
   ASSERT_EQ(job.wait(), 128 + SIGSEGV);
   const auto text = job.output();
-  EXPECT_TRUE(has(text, "error: [fleetrun] rank 1 (pid ")) << text;
-  EXPECT_TRUE(has(text, "was ended by signal 11 (SIGSEGV, Segmentation fault)")) << text;
-  EXPECT_TRUE(has(text, "1 more rank failed right after, probably because of it")) << text;
-  EXPECT_TRUE(has(text, "    | last words\n")) << text;
+  EXPECT_TRUE(says(text, "error: [fleetrun] rank 1 (pid "));
+  EXPECT_TRUE(says(text, "was ended by signal 11 (SIGSEGV, Segmentation fault)"));
+  EXPECT_TRUE(says(text, "1 more rank failed right after, probably because of it"));
+  EXPECT_TRUE(says(text, "    | last words\n"));
 }
 
 TEST(FleetrunTest, EndsTheOthersEvenThoseThatIgnoreSigterm) {
@@ -197,7 +194,7 @@ TEST(FleetrunTest, GivesTheOthersTimeToEndWell) {
                     "exit 5; fi; trap 'echo saved; exit 0' TERM; echo up > $FLEET_LOG_DIR/up; "
                     "while :; do sleep 0.05; done"});
   EXPECT_EQ(job.wait(), 5);
-  EXPECT_TRUE(has(job.log(0), "saved\n")) << job.log(0);
+  EXPECT_TRUE(says(job.log(0), "saved\n"));
 }
 
 TEST(FleetrunTest, EndsAStoppedRank) {
@@ -206,7 +203,7 @@ TEST(FleetrunTest, EndsAStoppedRank) {
                          "read -r other < $FLEET_LOG_DIR/../pid.0; until grep -q '^State:.T' "
                          "/proc/$other/status; do sleep 0.01; done; exit 5")});
   EXPECT_EQ(job.wait(), 5) << "SIGTERM must reach a rank that is stopped";
-  EXPECT_TRUE(has(job.output(), ") is stopped (SIGSTOP or a debugger)\n")) << job.output();
+  EXPECT_TRUE(says(job.output(), ") is stopped (SIGSTOP or a debugger)\n"));
   EXPECT_TRUE(all_gone(pids(job, 2)));
 }
 
@@ -214,9 +211,9 @@ TEST(FleetrunTest, StoppedRankIsLostAfterThePeerTimeout) {
   Launched job({"--nproc_per_node=2", "--peer_timeout_s=0.5", "--max_restarts=1", "sh", "-c",
                 "[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && kill -STOP $$; exit 0"});
   EXPECT_EQ(job.wait(), 0) << job.output();
-  EXPECT_TRUE(has(job.output(),
-                  ") is stopped (SIGSTOP or a debugger), for more than 0.5 s: restart "
-                  "1 of 1"))
+  EXPECT_TRUE(says(job.output(),
+                   ") is stopped (SIGSTOP or a debugger), for more than 0.5 s: restart "
+                   "1 of 1"))
       << job.output();
 }
 
@@ -246,10 +243,10 @@ TEST(FleetrunTest, CtrlCEndsAllRanksOnceAndCleanly) {
   EXPECT_EQ(job.wait(), 130) << job.output();
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(count(job.log(rank), "got INT\n"), 1U) << job.log(rank);
-    EXPECT_FALSE(has(job.log(rank), "got TERM")) << job.log(rank);
+    EXPECT_FALSE(says(job.log(rank), "got TERM")) << job.log(rank);
   }
   EXPECT_EQ(count(job.output(), "SIGINT: ending 2 ranks"), 1U) << job.output();
-  EXPECT_FALSE(has(job.output(), "error:")) << job.output();
+  EXPECT_FALSE(says(job.output(), "error:")) << job.output();
   EXPECT_TRUE(all_gone(processes));
 }
 
@@ -258,7 +255,7 @@ TEST(FleetrunTest, SecondCtrlCKillsAtOnce) {
                 "trap '' INT TERM; " + with_pid("while :; do sleep 0.05; done")});
   const auto processes = pids(job, 1);
   job.send(SIGINT);
-  ASSERT_TRUE(eventually([&] { return has(job.output(), "SIGINT: ending 1 rank"); }));
+  ASSERT_TRUE(eventually([&] { return says(job.output(), "SIGINT: ending 1 rank"); }));
   job.send(SIGINT);
   EXPECT_EQ(job.wait(), 130);
   EXPECT_TRUE(all_gone(processes));
@@ -305,15 +302,15 @@ TEST(FleetrunTest, RestartsThatFailAtOnceComeSlower) {
 TEST(FleetrunTest, ProgramThatAShellDoesNotFindIsNotTriedAgain) {
   Launched job({"--max_restarts=3", "sh", "-c", "exec no-such-program"});
   EXPECT_EQ(job.wait(), 127) << job.output();
-  EXPECT_FALSE(has(job.output(), "restart 1 of 3")) << job.output();
+  EXPECT_FALSE(says(job.output(), "restart 1 of 3")) << job.output();
 }
 
 TEST(FleetrunTest, RankThatWasAskedToStopIsNotRestarted) {
   Launched job({"--nproc_per_node=2", "--max_restarts=3", "sh", "-c", "exit 143"});
   EXPECT_EQ(job.wait(), 143) << job.output();
-  EXPECT_TRUE(has(job.output(), "was asked to stop and left in order after ")) << job.output();
-  EXPECT_FALSE(has(job.output(), "restart 1")) << job.output();
-  EXPECT_FALSE(has(job.output(), "error:")) << job.output();
+  EXPECT_TRUE(says(job.output(), "was asked to stop and left in order after "));
+  EXPECT_FALSE(says(job.output(), "restart 1")) << job.output();
+  EXPECT_FALSE(says(job.output(), "error:")) << job.output();
 }
 
 TEST(FleetrunTest, RankThatHandlesSigtermGetsTimeToSave) {
@@ -323,7 +320,7 @@ TEST(FleetrunTest, RankThatHandlesSigtermGetsTimeToSave) {
   pids(job, 1);
   job.send(SIGTERM);
   EXPECT_EQ(job.wait(), 143) << job.output();
-  EXPECT_TRUE(has(job.log(0), "saved\n")) << job.output();
+  EXPECT_TRUE(says(job.log(0), "saved\n")) << job.output();
 }
 
 TEST(FleetrunTest, TimeToSaveHasAnEnd) {
@@ -341,10 +338,10 @@ TEST(FleetrunTest, WarningOfASchedulerIsPassedOnAndSigtermAfterItKillsNoRank) {
                     with_pid("while :; do sleep 0.05; done")});
   pids(job, 1);
   job.send(SIGUSR1);
-  ASSERT_TRUE(eventually([&] { return has(job.log(0), "got TERM\n"); })) << job.output();
+  ASSERT_TRUE(eventually([&] { return says(job.log(0), "got TERM\n"); })) << job.output();
   job.send(SIGTERM);
   EXPECT_EQ(job.wait(), 143) << job.output();
-  EXPECT_TRUE(has(job.log(0), "saved\n")) << job.output();
+  EXPECT_TRUE(says(job.log(0), "saved\n")) << job.output();
 }
 
 TEST(FleetrunTest, PeerTimeoutReachesTheRanks) {
@@ -357,7 +354,7 @@ TEST(FleetrunTest, WrongCommandLineExitsWithTwo) {
   Launched unknown({"--nproc-per-nod=2", "true"});
   EXPECT_EQ(unknown.wait(), 2);
   EXPECT_TRUE(
-      has(unknown.output(), "unknown flag --nproc-per-nod (did you mean '--nproc_per_node'?)"))
+      says(unknown.output(), "unknown flag --nproc-per-nod (did you mean '--nproc_per_node'?)"))
       << unknown.output();
   Launched nothing(Words{});
   EXPECT_EQ(nothing.wait(), 2);
@@ -366,27 +363,26 @@ TEST(FleetrunTest, WrongCommandLineExitsWithTwo) {
 TEST(FleetrunTest, ProgramThatCannotBeStarted) {
   Launched missing({"no-such-program"});
   EXPECT_EQ(missing.wait(), 127);
-  EXPECT_TRUE(has(missing.output(), "the program no-such-program was found in no folder of PATH"))
-      << missing.output();
+  EXPECT_TRUE(says(missing.output(), "the program no-such-program was found in no folder of PATH"));
   Launched absent({"/nowhere/program"});
   EXPECT_EQ(absent.wait(), 127);
-  EXPECT_TRUE(has(absent.output(), "the program /nowhere/program does not exist"));
+  EXPECT_TRUE(says(absent.output(), "the program /nowhere/program does not exist"));
   for (const auto* folder : {".", "..", "/etc"}) {
     Launched program({folder});
     EXPECT_EQ(program.wait(), 126);
-    EXPECT_TRUE(has(program.output(), format("{} is a folder, not a program", folder)))
+    EXPECT_TRUE(says(program.output(), format("{} is a folder, not a program", folder)))
         << program.output();
   }
   Launched locked({"/etc/passwd"});
   EXPECT_EQ(locked.wait(), 126);
-  EXPECT_TRUE(has(locked.output(), "fix: chmod +x /etc/passwd")) << locked.output();
+  EXPECT_TRUE(says(locked.output(), "fix: chmod +x /etc/passwd"));
 
   const auto script = std::filesystem::temp_directory_path() / format("no_format_{}", getpid());
   std::ofstream(script) << "no first line that says what this is\n";
   chmod(script.c_str(), 0755);
   Launched formless({"--nproc_per_node=2", script.string()});
   EXPECT_EQ(formless.wait(), 126);
-  EXPECT_TRUE(has(formless.output(), "Exec format error")) << formless.output();
+  EXPECT_TRUE(says(formless.output(), "Exec format error"));
   std::filesystem::remove(script);
 }
 
@@ -402,18 +398,18 @@ TEST(FleetrunTest, PythonProgramIsRunByPython) {
 TEST(FleetrunTest, LogFolderThatCannotBeMade) {
   Launched job({"--log_dir=/dev/null/log", "true"});
   EXPECT_EQ(job.wait(), 2);
-  EXPECT_TRUE(has(job.output(),
-                  "error: [fleetrun] cannot create the log folder /dev/null/log (Not "
-                  "a directory)\n  fix: choose another folder with --log_dir"))
+  EXPECT_TRUE(says(job.output(),
+                   "error: [fleetrun] cannot create the log folder /dev/null/log (Not "
+                   "a directory)\n  fix: choose another folder with --log_dir"))
       << job.output();
 }
 
 TEST(FleetrunTest, AddressOfAnotherMachineShowsBothLists) {
   Launched job({"--ips=203.0.113.1,203.0.113.2", "true"});
   EXPECT_EQ(job.wait(), 2);
-  EXPECT_TRUE(has(job.output(),
-                  "none of the nodes is this machine: --ips 203.0.113.1, 203.0.113.2; "
-                  "this machine has 127.0.0.1"))
+  EXPECT_TRUE(says(job.output(),
+                   "none of the nodes is this machine: --ips 203.0.113.1, 203.0.113.2; "
+                   "this machine has 127.0.0.1"))
       << job.output();
 }
 

@@ -12,6 +12,7 @@
 #include "fleet/core/text/format.h"
 
 #include "tests/support/launched.h"
+#include "tests/support/says.h"
 #include "tests/support/two_hosts.h"
 #include "tools/fleetrun/nodes/network.h"
 
@@ -20,10 +21,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using Words = std::vector<std::string>;
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 class NodesTest : public testing::Test {
  protected:
@@ -58,7 +55,7 @@ TEST_F(NodesTest, RanksCountThroughNodesOfDifferentSize) {
   EXPECT_EQ(first.log(0), "0 3 0 1 0 10.77.0.1:6070 10.77.0.1:6070" + all);
   EXPECT_EQ(second.log(1), "1 3 0 2 1 10.77.0.1:6070 10.77.0.2:6070" + all);
   EXPECT_EQ(second.log(2), "2 3 1 2 1 10.77.0.1:6070 10.77.0.2:6071" + all);
-  EXPECT_TRUE(has(second.output(), "[fleetrun] ranks 1 to 2 of 3 here, ")) << second.output();
+  EXPECT_TRUE(says(second.output(), "[fleetrun] ranks 1 to 2 of 3 here, "));
 }
 
 TEST_F(NodesTest, FailureOnNodeOneEndsNodeZero) {
@@ -70,9 +67,8 @@ TEST_F(NodesTest, FailureOnNodeOneEndsNodeZero) {
   EXPECT_EQ(first.wait(), 7) << first.output();
   EXPECT_EQ(second.wait(), 7) << second.output();
   for (const auto* job : {&first, &second})
-    EXPECT_TRUE(has(job->output(), ", node 1 at 10.77.0.2) exited with code 7 after "))
-        << job->output();
-  EXPECT_TRUE(has(first.output(), "workerlog.1 on node 1:\n    | the reason\n")) << first.output();
+    EXPECT_TRUE(says(job->output(), ", node 1 at 10.77.0.2) exited with code 7 after "));
+  EXPECT_TRUE(says(first.output(), "workerlog.1 on node 1:\n    | the reason\n"));
 }
 
 TEST_F(NodesTest, AllNodesRestartTogether) {
@@ -87,7 +83,7 @@ TEST_F(NodesTest, AllNodesRestartTogether) {
   for (const int node : {0, 1}) {
     const auto& job = node == 0 ? first : second;
     EXPECT_EQ(job.log(node), "try 0\n---------- fleetrun: restart 1 of 1 ----------\ntry 1\n");
-    EXPECT_TRUE(has(job.output(), "exited with code 7")) << job.output();
+    EXPECT_TRUE(says(job.output(), "exited with code 7"));
   }
 }
 
@@ -99,7 +95,7 @@ TEST_F(NodesTest, CtrlCOnOneNodeEndsBoth) {
   second.send(SIGINT);
   EXPECT_EQ(second.wait(), 130) << second.output();
   EXPECT_EQ(first.wait(), 130) << first.output();
-  EXPECT_TRUE(has(first.output(), "stopped by SIGINT on node 1 (10.77.0.2)")) << first.output();
+  EXPECT_TRUE(says(first.output(), "stopped by SIGINT on node 1 (10.77.0.2)"));
 }
 
 TEST_F(NodesTest, SigtermOnTheMasterEndsBoth) {
@@ -110,7 +106,7 @@ TEST_F(NodesTest, SigtermOnTheMasterEndsBoth) {
   first.send(SIGTERM);
   EXPECT_EQ(first.wait(), 143) << first.output();
   EXPECT_EQ(second.wait(), 143) << second.output();
-  EXPECT_TRUE(has(second.output(), "stopped by SIGTERM on node 0")) << second.output();
+  EXPECT_TRUE(says(second.output(), "stopped by SIGTERM on node 0"));
 }
 
 TEST_F(NodesTest, LostMasterEndsTheOtherNode) {
@@ -120,9 +116,8 @@ TEST_F(NodesTest, LostMasterEndsTheOtherNode) {
   ASSERT_TRUE(eventually([&] { return second.log(1) == "up\n"; }));
   first.send(SIGKILL);
   EXPECT_EQ(second.wait(), 1) << second.output();
-  EXPECT_TRUE(has(second.output(), "error: [fleetrun] fleetrun on node 0 (10.77.0.1) has ended"))
-      << second.output();
-  EXPECT_FALSE(has(second.output(), "frame #")) << second.output();
+  EXPECT_TRUE(says(second.output(), "error: [fleetrun] fleetrun on node 0 (10.77.0.1) has ended"));
+  EXPECT_FALSE(says(second.output(), "frame #")) << second.output();
 }
 
 TEST_F(NodesTest, NodeWithoutHeartbeatEndsTheMaster) {
@@ -132,8 +127,7 @@ TEST_F(NodesTest, NodeWithoutHeartbeatEndsTheMaster) {
   ASSERT_TRUE(eventually([&] { return first.log(0) == "up\n" && second.log(1) == "up\n"; }));
   second.send(SIGKILL);
   EXPECT_EQ(first.wait(), 1) << first.output();
-  EXPECT_TRUE(has(first.output(), "fleetrun on node 1 (10.77.0.2) has had no heartbeat for 10 s"))
-      << first.output();
+  EXPECT_TRUE(says(first.output(), "fleetrun on node 1 (10.77.0.2) has had no heartbeat for 10 s"));
 }
 
 // As a node 0 that is stopped: the kernel accepts, and nobody answers. The limit holds all the
@@ -152,7 +146,7 @@ TEST(JoinTimeoutTest, ListenerThatNeverAnswersIsLeftInTime) {
   Launched second({"--nnodes=2", "--node_rank=1", "--master=" + master, "--no_job_key",
                    "--join_timeout_s=1", "true"});
   EXPECT_EQ(second.wait(), 1) << second.output();
-  EXPECT_TRUE(has(second.output(), format("nothing answers at {} after 1 s", master)))
+  EXPECT_TRUE(says(second.output(), format("nothing answers at {} after 1 s", master)))
       << second.output();
   close(listener);
 }
@@ -163,10 +157,8 @@ TEST_F(NodesTest, NodesThatWereStartedForOtherNumbersOfNodesEndWithTwo) {
   Launched second({"--nnodes=3", "--node_rank=1", "--master=10.77.0.1:29511", "true"}, on(1));
   EXPECT_EQ(second.wait(), 2) << second.output();
   EXPECT_EQ(first.wait(), 2) << first.output();
-  EXPECT_TRUE(has(first.output(), "node 1 was started for 3 nodes and this one for 2"))
-      << first.output();
-  EXPECT_TRUE(has(second.output(), "node 0 was started for 2 nodes and this one for 3"))
-      << second.output();
+  EXPECT_TRUE(says(first.output(), "node 1 was started for 3 nodes and this one for 2"));
+  EXPECT_TRUE(says(second.output(), "node 0 was started for 2 nodes and this one for 3"));
 }
 
 // A node that waits for another one learns of it too: node 0 keeps the store until all know.
@@ -184,22 +176,19 @@ TEST(NodesOnOneHostTest, NodesThatContradictEachOtherEndAllOthersWithTwo) {
   EXPECT_EQ(wrong.wait(), 2) << wrong.output();
   EXPECT_EQ(waiting.wait(), 2) << waiting.output();
   EXPECT_EQ(first.wait(), 2) << first.output();
-  EXPECT_TRUE(has(wrong.output(), "node 0 was started for 4 nodes and this one for 5"))
-      << wrong.output();
+  EXPECT_TRUE(says(wrong.output(), "node 0 was started for 4 nodes and this one for 5"));
   for (const auto* node : {&first, &waiting}) {
-    EXPECT_TRUE(has(node->output(), "node 0 was started for 4 nodes and node 3 for 5"))
-        << node->output();
+    EXPECT_TRUE(says(node->output(), "node 0 was started for 4 nodes and node 3 for 5"));
   }
 }
 
 TEST_F(NodesTest, MissingNodeIsNamedAfterTheJoinTimeout) {
   Launched first(by_number(0, {"--join_timeout_s=0.5", "true"}), on(0));
   EXPECT_EQ(first.wait(), 1);
-  EXPECT_TRUE(has(first.output(), "node 1 of 2 has not joined after 0.5 s")) << first.output();
+  EXPECT_TRUE(says(first.output(), "node 1 of 2 has not joined after 0.5 s"));
   Launched second(by_number(1, {"--join_timeout_s=0.5", "true"}), on(1));
   EXPECT_EQ(second.wait(), 1);
-  EXPECT_TRUE(has(second.output(), "nothing answers at 10.77.0.1:29511 after 0.5 s"))
-      << second.output();
+  EXPECT_TRUE(says(second.output(), "nothing answers at 10.77.0.1:29511 after 0.5 s"));
 }
 
 }  // namespace

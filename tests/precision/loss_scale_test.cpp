@@ -122,8 +122,10 @@ TEST(LossScaleTest, ResumesBitExactly) {
       ASSERT_EQ(resumed.state(), whole.state());
     }
   }
-  EXPECT_TRUE(
-      says(error_message_of([&] { resumed.set_state({.scale = std::numeric_limits<float>::infinity()}); }), "state is damaged"));
+  EXPECT_TRUE(says(error_message_of([&] {
+                     resumed.set_state({.scale = std::numeric_limits<float>::infinity()});
+                   }),
+                   "state is damaged"));
 }
 
 TEST(LossScaleTest, RefusesAllBadOptionsAtOnce) {
