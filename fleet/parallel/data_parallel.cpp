@@ -245,9 +245,9 @@ void DataParallel::launch(size_t index) {
   const auto what = format("gradient bucket {} of {}", index + 1, buckets_.size());
   if (is_last) fill_metadata();
   const bool half = options_.fp16_allreduce && bucket_tensor(index).scalar_type() == torch::kFloat;
-  const bool head_apart =
+  const bool metadata_apart =
       half || arena_.groups()[buckets_[index].group].values.scalar_type() != torch::kFloat;
-  if (is_last && head_apart) {
+  if (is_last && metadata_apart) {
     pending_.push_back(sum(arena_.metadata(), "the update's metadata"));
   }
   torch::Tensor sent;
@@ -256,8 +256,8 @@ void DataParallel::launch(size_t index) {
     halves_[index] = bucket_tensor(index).to(torch::kHalf);
     sent = halves_[index];
   } else {
-    sent = is_last && !head_apart ? arena_.metadata_and_gradients(buckets_[index].end)
-                                  : bucket_tensor(index);
+    sent = is_last && !metadata_apart ? arena_.metadata_and_gradients(buckets_[index].end)
+                                      : bucket_tensor(index);
   }
   pending_.push_back(sum(sent, what));
 }

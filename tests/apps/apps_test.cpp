@@ -41,7 +41,7 @@ std::string output_of(const std::string& program, const Words& flags) {
 std::string output_of_two_ranks(const std::string& program, const Words& flags) {
   Launched run(joined({"--nproc_per_node=2", beside(program)}, flags), kOneThread);
   EXPECT_EQ(run.wait(kPatience), 0) << run.output();
-  EXPECT_EQ(run.log(1), "") << "rank 0 speaks for all";
+  EXPECT_EQ(run.log(1), "") << "only rank 0 prints";
   return run.output();
 }
 
@@ -238,7 +238,7 @@ TEST(AppsTest, AStrategyFileOnTwoRanks) {
   expect_falling(text, kBatchLine, 2, 0.95);
 }
 
-TEST(AppsTest, WeightsGoOnWhereTheyWereSaved) {
+TEST(AppsTest, WeightsResumeWhereTheyWereSaved) {
   const TemporaryFolder folder;
   const auto file = (folder.path() / "bert.safetensors").string();
   const auto flags = joined(kSmallBert, {"--samples=64", "--lr=1e-2"});

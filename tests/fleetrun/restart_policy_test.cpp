@@ -48,7 +48,7 @@ TEST(RestartPolicyTest, RankThatFailsIsStartedAgainAndTheOtherIsLeftAlone) {
                    "[fleetrun] rank 1 is restarted (pid "));
 }
 
-TEST(RestartPolicyTest, RankZeroComesBackToTheSameScreen) {
+TEST(RestartPolicyTest, RankZeroReturnsToTheSameScreen) {
   Launched job(elastic({"--max_restarts=2"},
                        "[ $RANK = 0 ] && echo life $life; "
                        "[ $RANK = 0 ] && [ $life = 1 ] && exit 5; " +

@@ -114,7 +114,7 @@ class GuideProgramsTest : public ::testing::Test {
     words.insert(words.end(), flags.begin(), flags.end());
     Launched run(words, surroundings());
     EXPECT_EQ(run.wait(kPatience), 0) << run.output();
-    EXPECT_EQ(run.log(1), "") << "rank 0 speaks for all";
+    EXPECT_EQ(run.log(1), "") << "only rank 0 prints";
     return run.output();
   }
 

@@ -122,7 +122,7 @@ TEST(SnapshotFolderTest, OtherFailuresOfAnExchangeAreErrors) {
   EXPECT_EQ(SnapshotReader(folder.path(), 4).text_of("a.json"), "olda.json");
 }
 
-TEST(SnapshotFolderTest, OldOneComesBackWhenTheNewOneCannotBeRenamed) {
+TEST(SnapshotFolderTest, OldOneIsRestoredWhenTheNewOneCannotBeRenamed) {
   const TemporaryFolder folder;
   write(folder.path(), 4, "old");
   auto options = without_exchange();
@@ -172,7 +172,7 @@ TEST(SnapshotFolderTest, NextSnapshotCompletesWhatDiedBetweenTwoRenames) {
   EXPECT_EQ(SnapshotReader(folder.path(), 4).text_of("b.json"), "newb.json");
 }
 
-TEST(SnapshotFolderTest, WithoutTheNewOneTheOldOneComesBack) {
+TEST(SnapshotFolderTest, WithoutTheNewOneTheOldOneIsRestored) {
   const TemporaryFolder folder;
   write(folder.path(), 4, "old");
   fs::rename(folder.path() / "step-00000004", folder.path() / ".replaced-step-00000004");

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vocabulary.py SOURCE_DIR [FILE...]: lists the lines of the tracked files, or of FILE, that use a banned word.
 
-Reads identifiers, comments, strings, pages and file names. Comments and paragraphs are searched across line breaks.
+Reads identifiers, comments, strings, pages and file names; names of tests word by word. Comments and paragraphs are searched across line
+breaks.
 """
 import bisect
 import pathlib
@@ -25,8 +26,10 @@ BANNED = {
     r"sit_out": "contribute_zeros",
     r"the engine": "LibTorch, ATen or the autograd engine",
     r"who is to blame|which \w+ is to blame|is blamed": "which rank failed",
-    r"without a say|has no say": "with weight 0, or ignored",
+    r"without a say|ha(s|ve) no say": "with weight 0, or ignored",
     r"classified correctly": "accuracy",
+    r"(go|goes|went) on (from|where)": "resume",
+    r"taken up": "loaded",
     r"the house": "repository layout",
     r"culprits?": "the first bad gradient; the cause",
     r"of one's own": "custom; the user's own",
@@ -37,6 +40,7 @@ BANNED = {
     r"(tokens|words|next sentence) right": "accuracy",
 }
 TEXT = {".h", ".cpp", ".inl", ".md", ".sh", ".py", ".cmake", ".txt", ".in", ".json", ".yaml", ".sbatch"}
+TEST_NAME = re.compile(r"^TEST(?:_F|_P)?\(\w+,\s*(\w+)\)", re.MULTILINE)
 BORDER = re.compile(r"[ \t]*\n[ \t]*(?:///?<?|#+|\*|>)?[ \t]*")  # a line's end with the next one's comment mark
 
 
@@ -67,6 +71,12 @@ def findings(path, text, patterns):
         for match in pattern.finditer(flat):
             line = bisect.bisect_right(starts, match.start())
             yield f"{path}:{line}: '{match.group()}'; the term is: {term}"
+    for test in TEST_NAME.finditer(text):
+        words = re.sub(r"(?<!^)(?=[A-Z])", " ", test.group(1))
+        for pattern, term in patterns:
+            if match := pattern.search(words):
+                line = text.count("\n", 0, test.start()) + 1
+                yield f"{path}:{line}: '{match.group()}' in {test.group(1)}; the term is: {term}"
 
 
 def main():

@@ -208,7 +208,7 @@ TEST(UpdateKernelsTest, EveryInstructionSetKeepsToTheFormulas) {
   }
 }
 
-TEST(UpdateKernelsTest, RoundsToBf16AsTheEngineDoes) {
+TEST(UpdateKernelsTest, RoundsToBf16AsLibTorchDoes) {
   auto w = random(5000, 9);
   w[0] = -std::numeric_limits<float>::max();
   w[1] = std::numeric_limits<float>::denorm_min();

@@ -159,7 +159,7 @@ TEST(OptimizerTest, LeavesUnusedSpansAlone) {
   }
 }
 
-TEST(OptimizerTest, RefusesOptionsThatMakeNoSenseAllAtOnce) {
+TEST(OptimizerTest, RefusesAllOptionsThatAreNotValidAtOnce) {
   auto net = make_net();
   EXPECT_NE(error_message_of([&] { SGD sgd(net, {.lr = -1}); }).find("the learning rate is -1"),
             std::string::npos);

@@ -164,7 +164,7 @@ TEST(RecipeTest, AnUnknownNameIsAnsweredWithTheNearest) {
             "lamb-nvidia-phase2");
 }
 
-TEST(RecipeTest, RefusesAllThatMakesNoSenseAtOnce) {
+TEST(RecipeTest, RefusesAllThatIsNotValidAtOnce) {
   EXPECT_EQ(refusal("lars-mlperf", {}),
             "[schedule] recipe 'lars-mlperf' cannot be made:\n"
             "  - the recipe counts in epochs, and none of updates_per_epoch and samples_per_epoch "

@@ -187,7 +187,7 @@ TEST(ScheduleTest, ScalesRatesWithTheBatch) {
   EXPECT_DOUBLE_EQ(sqrt_scaled(0.1, 256, 256), 0.1);
 }
 
-TEST(ScheduleTest, RefusesAllThatMakesNoSenseAtOnce) {
+TEST(ScheduleTest, RefusesAllThatIsNotValidAtOnce) {
   EXPECT_EQ(error_message_of([] { linear({.lr = -1, .end_lr = kNan, .updates = 0}); }),
             "[schedule] a linear schedule cannot be made of these options:\n"
             "  - lr is -1, not a finite number of at least 0\n"

@@ -64,7 +64,7 @@ TEST(BufferAverageTest, VarianceIsThatOfAllSamplesTogether) {
   }
 }
 
-TEST(BufferAverageTest, RanksWeighWhatTheyHaveSeen) {
+TEST(BufferAverageTest, RanksAreWeightedByWhatTheyHaveSeen) {
   std::vector<Net> nets = {Net(), Net()};
   std::vector<BufferAverage> averages;
   for (auto& net : nets) averages.emplace_back(net);

@@ -265,7 +265,7 @@ TEST(DataParallelTest, CutsResNet50sParametersIntoTheGuidesFiveBuckets) {
 }
 
 // Rank 1 begins before rank 0 and ends after it, whatever else the machine does.
-TEST(DataParallelTest, HeadTellsEveryRankHowLongEachComputed) {
+TEST(DataParallelTest, MetadataTellsEveryRankHowLongEachComputed) {
   for (const int64_t places : {0, 2}) {
     std::latch rank_1_computes(1), rank_0_has_computed(1);
     run_ranks(2, [&](const testing::Comm& comm) {
@@ -300,7 +300,7 @@ TEST(DataParallelTest, HeadTellsEveryRankHowLongEachComputed) {
   }
 }
 
-TEST(DataParallelTest, HeadTellsEveryRankThatOneWasAskedToStop) {
+TEST(DataParallelTest, MetadataTellsEveryRankThatOneWasAskedToStop) {
   const StopSignals signals;  // forgets the request in the end
   run_ranks(2, [](const testing::Comm& comm) {
     Net net(7);

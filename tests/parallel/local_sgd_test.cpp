@@ -89,7 +89,7 @@ TEST(LocalSgdTest, ARequestToStopIsAgreedOnWhereAllRanksAreAtTheSamePlace) {
   });
 }
 
-TEST(LocalSgdTest, RanksWeighWhatTheyLearnedFrom) {
+TEST(LocalSgdTest, RanksAreWeightedByWhatTheyLearnedFrom) {
   run_ranks(2, [](const Comm& comm) {
     Rank rank(comm, {.k_steps = 2});
     const bool first = comm->rank() == 0;
@@ -145,7 +145,7 @@ TEST(LocalSgdTest, BeginsAtItsStepAndLeavesEarlierOnesAlone) {
   });
 }
 
-TEST(LocalSgdTest, ARankWithFewerBatchesWaitsForTheOthersWithoutASay) {
+TEST(LocalSgdTest, ARankWithFewerBatchesWaitsForTheOthersWithWeightZero) {
   run_ranks(3, [](const Comm& comm) {
     Rank rank(comm, {.k_steps = 4});
     const int steps = 7 + comm->rank() * 5;  // 7, 12, 17
@@ -261,7 +261,7 @@ TEST(LocalSgdTest, WeightsLoadedBetweenWindowsAreWhereTheNextOneBegins) {
   });
 }
 
-TEST(LocalSgdTest, ItsStateGoesOnWhereItStopped) {
+TEST(LocalSgdTest, ItsStateResumesWhereItStopped) {
   run_ranks(2, [](const Comm& comm) {
     const LocalSgdOptions options{
         .k_steps = 3, .outer = {.rule = OuterRule::kNesterov, .lr = 0.7, .momentum = 0.9}};

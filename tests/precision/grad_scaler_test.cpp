@@ -162,7 +162,7 @@ TEST(GradScalerTest, ALossInHalfDoesNotOverflow) {
 
 // --- what goes wrong ---------------------------------------------------------------------------
 
-TEST(GradScalerTest, GivesUpAndNamesTheParameter) {
+TEST(GradScalerTest, FailsAfterTooManySkipsAndNamesTheParameter) {
   Net net;
   auto optimizer = make(Kind::kSgd, net);
   GradScaler scaler({.max_skips_in_a_row = 3});

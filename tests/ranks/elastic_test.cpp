@@ -104,7 +104,7 @@ TEST(ElasticTest, UndisturbedJobSaysNothingOfIt) {
 
 class KilledElasticTest : public testing::TestWithParam<int> {};
 
-TEST_P(KilledElasticTest, IsNotWaitedForAndComesBack) {
+TEST_P(KilledElasticTest, IsNotWaitedForAndRejoins) {
   const int victim = GetParam(), other = 1 - victim;
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
@@ -136,7 +136,7 @@ TEST_P(KilledElasticTest, IsNotWaitedForAndComesBack) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, KilledElasticTest, testing::Values(0, 1));
 
-TEST(ElasticTest, SeveralOptimizersAreHandedToTheRankThatComesBack) {
+TEST(ElasticTest, SeveralOptimizersAreHandedToTheRankThatRejoins) {
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
   Training training(2, {"--two", "--epochs=1000", "--until=" + end.string()});
@@ -153,7 +153,7 @@ TEST(ElasticTest, SeveralOptimizersAreHandedToTheRankThatComesBack) {
 }
 
 // Adam's moments mean little without the number of updates that they were made of.
-TEST(ElasticTest, RankThatComesBackTakesOverHowOftenParametersWereUpdated) {
+TEST(ElasticTest, RankThatRejoinsTakesOverHowOftenParametersWereUpdated) {
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
   Training training(2, {"--epochs=1000", "--adam", "--until=" + end.string()});
@@ -183,7 +183,7 @@ TEST(ElasticTest, RankThatIsGoneForGoodIsNotNeeded) {
                    "[elastic] warning: rank 1 is lost: ranks 0 2 continue"));
 }
 
-TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
+TEST(ElasticTest, StoppedRankIsLostAfterTheTimeLimitAndRejoins) {
   const int limit_s = patient_s(3);
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
@@ -207,7 +207,7 @@ TEST(ElasticTest, StoppedRankIsGivenUpAfterTheTimeLimitAndComesBack) {
                           limit_s)));
 }
 
-TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndComesBack) {
+TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndRejoins) {
   const TemporaryFolder folder;
   const auto end = folder.path() / "end";
   Training training(2, {"--epochs=1000", "--until=" + end.string()},
@@ -221,7 +221,7 @@ TEST(ElasticTest, RankThatStaysStoppedIsKilledByFleetrunAndComesBack) {
   EXPECT_TRUE(says(training.log(0), "[elastic] warning: rank 1 is lost: rank 0 continues"));
 }
 
-TEST(ElasticTest, SigtermSavesAndTheJobGoesOnFromThere) {
+TEST(ElasticTest, SigtermSavesAndTheJobResumesFromThere) {
   const TemporaryFolder folder;
   const auto dir = "--snapshot_dir=" + (folder.path() / "snapshots").string();
   {
@@ -281,7 +281,7 @@ TEST(ElasticTest, LossBeforeLocalSgdBeginsStartsAllAgain) {
   EXPECT_TRUE(says(training.log(0), "error: [elastic] 1 of 2 ranks were lost "));
 }
 
-TEST(ElasticTest, SnapshotOfThoseWhoWereLeftIsTakenUpByAll) {
+TEST(ElasticTest, SnapshotOfTheSurvivorsIsLoadedByAll) {
   const TemporaryFolder folder;
   const auto dir = "--snapshot_dir=" + (folder.path() / "snapshots").string();
   {

@@ -95,7 +95,7 @@ TEST(FaultTest, SeveralRanksPerCoreMakeProgress) {
 
 // One failure takes all ranks down. Those that notice only that a survivor has left still name the
 // first one, or are ended by fleetrun before they say anything.
-TEST(FaultTest, NoSurvivorOfFourBlamesAnotherSurvivor) {
+TEST(FaultTest, NoSurvivorOfFourNamesAnotherSurvivor) {
   Launched training(job(4, {"fault", "kill", "2", "5"}));
   EXPECT_EQ(training.wait(), 137) << training.output();
   int spoke = 0;
@@ -152,7 +152,7 @@ TEST(FaultTest, ExitInMidTrainingIsPassedOn) {
   EXPECT_TRUE(says(error_in(training.log(0)), ": rank 1 (", "has ended"));
 }
 
-TEST(FaultTest, RankThatStaysAwayIsNamed) {
+TEST(FaultTest, AbsentRankIsNamed) {
   for (const char* mode : {"absent", "early_exit"}) {
     const int limit_s = patient_s(4);
     Launched ranks(job(3, {mode}), with({format("FLEET_TIMEOUT_S={}", limit_s)}));

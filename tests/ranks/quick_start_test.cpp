@@ -181,7 +181,7 @@ TEST_F(RunShTest, CommandsToTryNextDoWhatTheySay) {
   EXPECT_EQ(plan.find("top-1"), plan.npos) << plan;
 }
 
-TEST_F(QuickStartTest, AfterAKillTheSameCommandGoesOnAndEndsAlike) {
+TEST_F(QuickStartTest, AfterAKillTheSameCommandResumesAndEndsAlike) {
   write_data(600, 100);
   const Words flags = {"--epochs=2", "--batch_size=5"};
   Launched whole(on_ranks(2, flags));
@@ -224,7 +224,7 @@ TEST_F(QuickStartTest, TwoRanksLearnAndSaySo) {
   const auto at = text.find("top-1 ");
   ASSERT_NE(at, text.npos);
   EXPECT_GT(std::stod(text.substr(at + 6)), 60) << "ten kinds: guessing gives 10 %";
-  EXPECT_EQ(training.log(1), "") << "rank 0 speaks for all";
+  EXPECT_EQ(training.log(1), "") << "only rank 0 prints";
   EXPECT_EQ(unexpected_lines(training.log(0)), "");
 }
 

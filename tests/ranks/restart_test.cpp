@@ -128,7 +128,7 @@ class TwoHostsRecoveryTest : public testing::Test {
   TemporaryFolder dir_;
 };
 
-TEST_F(TwoHostsRecoveryTest, ItsPlaceIsKeptUntilItComesBack) {
+TEST_F(TwoHostsRecoveryTest, ItsPlaceIsKeptUntilItRejoins) {
   auto first = start(0), second = start(1);
   ASSERT_TRUE(second_has_come_to(*second, 12)) << first->output();
   second->send(SIGKILL);

@@ -30,7 +30,7 @@ std::string output_of(const Words& arguments) {
   return text;
 }
 
-TEST(StragglerTest, IsNamedOnceAndAgainWhenItKeepsUp) {
+TEST(StragglerTest, IsNamedOnceAndAgainWhenItContinues) {
   const auto text = output_of({});
   EXPECT_TRUE(says(text, "[straggler] warning: rank 1 (",
                    "slows the others down: its own compute for an", "in the last 5 updates\n",

@@ -122,19 +122,19 @@ void expect_resumes(const SnapshotTraining& setup, int ranks) {
   expect_same(resumed(setup, ranks, folder.path()), uninterrupted(setup, ranks));
 }
 
-TEST(SnapshotResumeTest, EveryStrategyGoesOnBitForBitOnOneRank) {
+TEST(SnapshotResumeTest, EveryStrategyResumesBitForBitOnOneRank) {
   for (const auto& setup : trainings()) expect_resumes(setup, 1);
 }
 
-TEST(SnapshotResumeTest, EveryStrategyGoesOnBitForBitOnTwoRanks) {
+TEST(SnapshotResumeTest, EveryStrategyResumesBitForBitOnTwoRanks) {
   for (const auto& setup : trainings()) expect_resumes(setup, 2);
 }
 
-TEST(SnapshotResumeTest, LocalSgdGoesOnBitForBit) {
+TEST(SnapshotResumeTest, LocalSgdResumesBitForBit) {
   for (const auto& setup : trainings_on_ranks()) expect_resumes(setup, 2);
 }
 
-TEST(SnapshotResumeTest, DropoutGoesOnWithItsNextMask) {
+TEST(SnapshotResumeTest, DropoutResumesWithItsNextMask) {
   const SnapshotTraining setup{.name = "dropout", .dropout = 0.3};
   const TemporaryFolder folder;
   const auto comm = std::make_shared<comm::Communicator>();

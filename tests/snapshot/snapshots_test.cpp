@@ -49,7 +49,7 @@ Outcome run_program(const Comm& comm, const SnapshotOptions& options,
   return rank.outcome();
 }
 
-TEST(SnapshotsTest, AProgramGoesOnWhereItWas) {
+TEST(SnapshotsTest, AProgramResumesWhereItWas) {
   const DistributedStrategy local{.localsgd = true, .localsgd_configs = {.k_steps = 3}};
   for (const int ranks : {1, 2}) {
     for (const auto& strategy : {DistributedStrategy{}, local}) {
@@ -239,7 +239,7 @@ TEST(SnapshotsTest, AWindowOfCallsIsNotCutInTwo) {
                    "report.updated"));
 }
 
-TEST(SnapshotsTest, TrainingGoesOnWhileItIsWritten) {
+TEST(SnapshotsTest, TrainingContinuesWhileItIsWritten) {
   const TemporaryFolder folder;
   TrainingRank rank({}, single_rank());
   rank.train(0, 2);
@@ -305,7 +305,7 @@ TEST(SnapshotsTest, RankThatCannotWriteTellsTheOthers) {
   EXPECT_EQ(snapshots_in(folder.path()), Steps{});
 }
 
-TEST(SnapshotsTest, DataGoOnAfterAsManySamplesOnOtherRanks) {
+TEST(SnapshotsTest, DataResumeAfterAsManySamplesOnOtherRanks) {
   const TemporaryFolder folder;
   run_ranks(2, [&](const Comm& comm) {
     TrainingRank rank({}, comm);

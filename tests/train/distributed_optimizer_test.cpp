@@ -95,7 +95,7 @@ TEST(DistributedOptimizerTest, OneProcessEqualsAPlainTrainingLoopBitForBit) {
   }
 }
 
-TEST(DistributedOptimizerTest, WeighsTokensExactly) {
+TEST(DistributedOptimizerTest, WeightsTokensExactly) {
   // Two ranks with 2 and 9 tokens, as sums, equal one process with all 11.
   const auto batch = small_batch(11, 0);
   const auto sum_loss = [](torch::nn::Sequential net, const Batch& micro_batch) {

@@ -206,7 +206,7 @@ TEST(GradientMergeTest, BadUseIsRefusedAndLeavesParametersAlone) {
             std::string::npos);
 }
 
-TEST(GradientMergeTest, RanksWithOtherNumbersOfPartsAreToldBySynchronisedBatchNorm) {
+TEST(GradientMergeTest, RanksWithOtherNumbersOfMicroBatchesAreAnErrorOfSyncBatchNorm) {
   std::mutex mutex;
   std::vector<std::string> errors;
   run_ranks(2, [&](const Comm& comm) {

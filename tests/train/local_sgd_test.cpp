@@ -322,7 +322,7 @@ TEST(LocalSgdTrainingTest, RanksMayHaveDifferentNumbersOfBatches) {
   }
 }
 
-TEST(LocalSgdTrainingTest, AnEmptyBatchHasNoSay) {
+TEST(LocalSgdTrainingTest, AnEmptyBatchHasWeightZero) {
   run_ranks(2, [](const Comm& comm) {
     auto net = small_net();
     DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1), every(2), comm);

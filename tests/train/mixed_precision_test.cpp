@@ -126,7 +126,7 @@ TEST(MixedPrecisionTest, TheScaleIsFrozenWithinAWindowAndOneBadPartSkipsAllOfIt)
   EXPECT_EQ(window(-1).loss_scale, 64);  // it grew after one good update
 }
 
-TEST(MixedPrecisionTest, GivesUpWithTheNameOfTheCulpritInsteadOfSkippingForEver) {
+TEST(MixedPrecisionTest, FailsWithTheNameOfTheGradientInsteadOfSkippingForEver) {
   auto net = small_net();
   DistributedOptimizer optimizer(small_optimizer("SGD", net, 0.1),
                                  amp({.dtype = "fp16", .max_skips_in_a_row = 3}), kSingleRank());

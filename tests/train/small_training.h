@@ -44,7 +44,7 @@ inline torch::Tensor mean_loss(torch::nn::Sequential net, const Batch& batch) {
   return torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target);
 }
 
-/// Every sample weighs as much as its target says, 1 to 3.
+/// The weight of a sample is its target + 1: 1 to 3.
 inline WeightedLoss weighted_loss(torch::nn::Sequential net, const Batch& batch) {
   const auto losses = torch::nn::functional::cross_entropy(
       net->forward(batch.data), batch.target,

@@ -33,7 +33,7 @@ TEST(StragglerWatchTest, NamesARankOnceAfterFiveUpdatesInARow) {
       "0.1 s that ranks usually need, in the last 5 updates");
 }
 
-TEST(StragglerWatchTest, SpeaksAgainWhenItIsMuchWorseAndWhenItKeepsUp) {
+TEST(StragglerWatchTest, WarnsAgainWhenItIsMuchWorseAndWhenItContinues) {
   StragglerWatch watch(2, kNames);
   said(watch, {0.1, 0.1, 0.3, 0.1}, 5);
   EXPECT_TRUE(said(watch, {0.1, 0.1, 0.5, 0.1}, 20).empty());
