@@ -5,6 +5,7 @@
 
 namespace adding {
 
+/// How slowly the average follows.
 struct EmaOptions {
   double decay = 0.999;
 };

@@ -5,6 +5,7 @@
 
 namespace adding {
 
+/// Settings of Lion; defaults as in the paper.
 struct LionOptions {
   double lr = 1e-4;
   double beta1 = 0.9;

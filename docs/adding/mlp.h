@@ -6,6 +6,7 @@
 
 namespace adding {
 
+/// Sizes of the net.
 struct MlpOptions {
   int64_t image_size = 28;  // of a side, in pixels; images have three channels
   int64_t hidden = 64;
