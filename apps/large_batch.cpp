@@ -42,13 +42,13 @@ const fleet::FieldList& fields_of(const Options*) {
   using O = Options;
   static const fleet::FieldList list{
       "app",
-      {fleet::field<&O::rule>("rule", "how gradients become updates")
-           .one_of({"momentum", "lars", "lamb"}),
+      {fleet::field<&O::rule>("rule", "update rule").one_of({"momentum", "lars", "lamb"}),
        fleet::field<&O::warmup>(
            "warmup", "warmup ratio: fraction of updates with rising learning rate, up to --lr")
            .at_least(0)
            .below(1),
-       fleet::field<&O::weight_decay>("weight_decay", "of all but biases and norms").at_least(0),
+       fleet::field<&O::weight_decay>("weight_decay", "weight decay, but for biases and norms")
+           .at_least(0),
        fleet::field<&O::lars_coeff>("lars_coeff", "LARS' trust coefficient").above(0),
        fleet::field<&O::results>("results", "file to add a line of JSON to"),
        fleet::field<&O::data_dir>("data_dir", "folder with the four IDX files")}};

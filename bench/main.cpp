@@ -103,7 +103,7 @@ int body(int argc, char** argv) {
       name = argument;
     }
   }
-  if (name.empty()) throw UsageError("bench", "which benchmark?", usage());
+  if (name.empty()) throw UsageError("bench", "no benchmark is named", usage());
   const auto& benchmark = find(name);
   if (benchmark.ranks > 1 && std::getenv("RANK") == nullptr)
     return benchmark.start(benchmark.ranks, argv);

@@ -11,7 +11,7 @@ const fleet::FieldList& fields_of(const MlpOptions*) {
   using M = MlpOptions;
   static const fleet::FieldList list{
       .area = "mlp",
-      .fields = {fleet::field<&M::image_size>("image_size", "sides of an image").at_least(1),
+      .fields = {fleet::field<&M::image_size>("image_size", "side of an image").at_least(1),
                  fleet::field<&M::hidden>("hidden", "width of a hidden layer").at_least(1),
                  fleet::field<&M::layers>("layers", "number of hidden layers").at_least(1),
                  fleet::field<&M::classes>("classes", "number of classes").at_least(2)}};

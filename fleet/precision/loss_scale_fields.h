@@ -14,11 +14,11 @@ std::vector<Field> loss_scale_fields() {
   return {
       field<&O::init_loss_scaling>("init_loss_scaling", "initial loss scale").above(0),
       field<&O::incr_every_n_steps>("incr_every_n_steps",
-                                    "the scale grows after so many updates without overflow")
+                                    "updates without overflow after which the scale grows")
           .at_least(1)
           .in_unit("updates"),
       field<&O::decr_every_n_nan_or_inf>("decr_every_n_nan_or_inf",
-                                         "the scale shrinks after so many overflows in a row")
+                                         "overflows in a row after which the scale shrinks")
           .at_least(1)
           .in_unit("updates"),
       field<&O::incr_ratio>("incr_ratio", "factor by which the scale grows").above(1),

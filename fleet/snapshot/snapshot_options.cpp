@@ -11,7 +11,7 @@ const FieldList& fields_of(const SnapshotOptions*) {
           field<&S::snapshot_dir>("snapshot_dir",
                                   "folder of snapshots, which the training resumes from"),
           field<&S::save_every>("save_every",
-                                "save every so many updates; 0: at the end of each epoch")
+                                "updates between two snapshots; 0: at the end of each epoch")
               .at_least(0)
               .in_unit("updates"),
           field<&S::keep>("keep", "number of newest snapshots to keep; 0: all").at_least(0),

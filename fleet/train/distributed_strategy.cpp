@@ -133,7 +133,8 @@ const FieldList& fields_of(const DistributedStrategy*) {
                   .beyond_guide(),
               field<&S::fast_ops_configs>("fast_ops_configs", ""),
               field<&S::straggler_factor>(
-                  "straggler_factor", "report a rank that takes so many times the median; 0: none")
+                  "straggler_factor",
+                  "report a rank that takes this multiple of the median time; 0: none")
                   .at_least(0)
                   .beyond_guide(),
           },

@@ -203,7 +203,7 @@ TEST(CommandLineTest, HelpHasALineForEachFlagWithUnitAndDefault) {
           "\n"
           "usage: train [flags]\n"
           "A switch is turned off by --no_NAME; '-' and '_' are the same in a name. --version "
-          "tells "
+          "prints "
           "the versions.\n"
           "\n"
           "Options:\n"

@@ -42,7 +42,7 @@ const FieldList& fields_of(const ConvertOptions*) {
           field<&C::to>("to", "file to write; without it, the names are only checked"),
           field<&C::dtype>("dtype", "type of the floating-point tensors in the file")
               .one_of({"keep", "F32", "F16", "BF16"}),
-          field<&C::vocab>("vocab", "size of the vocabulary; 0: the model's usual one")
+          field<&C::vocab>("vocab", "size of the vocabulary; 0: the model's default")
               .at_least(0)
               .in_unit("tokens"),
           field<&C::classes>("classes", "number of classes of an image model; 0: 1000")

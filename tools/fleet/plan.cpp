@@ -50,17 +50,17 @@ const FieldList& fields_of(const PlanCommandOptions*) {
   static const FieldList list{
       .area = "plan",
       .fields = {
-          field<&P::model>("model", "which to plan for").one_of(plan_model_names()),
+          field<&P::model>("model", "model to plan for").one_of(plan_model_names()),
           field<&P::seq>("seq",
                          "length of a sample of text; a Transformer's source and target each")
               .at_least(8)
               .at_most(1 << 17)
               .in_unit("tokens"),
-          field<&P::image>("image", "sides of an image")
+          field<&P::image>("image", "side of an image")
               .at_least(32)
               .at_most(1 << 14)
               .in_unit("pixels"),
-          field<&P::batch>("batch", "whether this batch fits, and by which plan; 0: none")
+          field<&P::batch>("batch", "batch to check: whether it fits, and by which plan; 0: none")
               .at_least(0)
               .in_unit("samples"),
           field<&P::budget>("budget", "memory for all tensors, parameters included"),
@@ -71,8 +71,8 @@ const FieldList& fields_of(const PlanCommandOptions*) {
           field<&P::bandwidth>("bandwidth", "memory bandwidth, for the times; default: a V100")
               .above(0)
               .in_unit("GB/s"),
-          field<&P::offload_speed>("offload_speed",
-                                   "of offload and prefetch, each way; default: PCIe of a V100")
+          field<&P::offload_speed>(
+              "offload_speed", "speed of offload and prefetch, each way; default: PCIe of a V100")
               .above(0)
               .in_unit("GB/s"),
           field<&P::svg>("svg", "draw memory over time, and time over memory, into this file"),

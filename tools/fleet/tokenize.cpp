@@ -36,10 +36,11 @@ const FieldList& fields_of(const TokenizeOptions*) {
   static const FieldList list{
       .area = "tokenize",
       .fields = {
-          field<&T::output>("output", "file of samples to write; packed if it ends in .gz"),
+          field<&T::output>("output", "file of samples to write; compressed if it ends in .gz"),
           field<&T::vocab>("vocab", "vocabulary, a token per line"),
-          field<&T::train_vocab>("train_vocab",
-                                 "make the vocabulary from the texts, of this size; 0: it is there")
+          field<&T::train_vocab>(
+              "train_vocab",
+              "train a vocabulary of this size on the texts; 0: read it from --vocab")
               .at_least(0)
               .in_unit("tokens"),
           field<&T::max_seq_len>("max_seq_len", "longest sample, special tokens among them")

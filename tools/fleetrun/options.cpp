@@ -101,16 +101,18 @@ const FieldList& fields_of(const Options*) {
               .at_least(0)
               .at_most(1000)
               .in_unit("files"),
-          field<&Options::max_restarts>("max_restarts", "restarts of all ranks after a failure")
+          field<&Options::max_restarts>("max_restarts",
+                                        "number of restarts of all ranks after a failure")
               .at_least(0)
               .at_most(1000000),
           field<&Options::elastic>("elastic",
                                    "with local SGD: the others continue without a rank that "
                                    "fails, which is restarted up to --max_restarts times"),
-          field<&Options::min_ranks>("min_ranks", "with --elastic: the job ends with fewer")
+          field<&Options::min_ranks>(
+              "min_ranks", "with --elastic: least number of ranks; with fewer the job ends")
               .at_least(1)
               .at_most(kMaxRanks),
-          field<&Options::grace_s>("grace_s", "from SIGTERM to SIGKILL")
+          field<&Options::grace_s>("grace_s", "time from SIGTERM to SIGKILL")
               .at_least(0)
               .at_most(86400)
               .in_unit("seconds"),

@@ -301,7 +301,7 @@ std::string help_text(const CommandLine& line, const std::string& program) {
   std::string text = format("{}: {}\n\nusage: {} [flags]{}{}\n", program, line.about, program,
                             line.positional ? " " : "", line.positional_help);
   text +=
-      "A switch is turned off by --no_NAME; '-' and '_' are the same in a name. --version tells "
+      "A switch is turned off by --no_NAME; '-' and '_' are the same in a name. --version prints "
       "the versions.\n";
   for (const FlagGroup& group : line.groups) {
     const auto flags = leaves(OptionsView(group.options));

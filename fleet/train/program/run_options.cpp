@@ -69,7 +69,7 @@ const FieldList& fields_of(const RunOptions*) {
   static const FieldList list{
       .area = "run",
       .fields = {
-          field<&R::log_every>("log_every", "log every so many updates")
+          field<&R::log_every>("log_every", "updates between two log lines")
               .at_least(1)
               .in_unit("updates"),
           field<&R::max_updates>("max_updates", "stop after this many updates; 0: after all epochs")

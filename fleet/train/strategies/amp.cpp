@@ -27,9 +27,9 @@ const FieldList& fields_of(const AmpConfigs*) {
         field<&O::custom_white_list>("custom_white_list", "further ops that run in low precision"),
         field<&O::custom_black_list>("custom_black_list", "further ops that stay in fp32"),
         field<&O::use_pure_bf16>("use_pure_bf16", "bf16 parameters with fp32 masters"),
-        field<&O::dtype>("dtype", "the low precision").one_of({"bf16", "fp16"}),
+        field<&O::dtype>("dtype", "low-precision type").one_of({"bf16", "fp16"}),
         field<&O::max_skips_in_a_row>("max_skips_in_a_row",
-                                      "stop after so many skipped updates in a row")
+                                      "skipped updates in a row after which training stops")
             .at_least(1)
             .in_unit("updates"),
     };

@@ -141,7 +141,7 @@ const FieldList& fields_of(const AdaptiveLocalSgdConfigs*) {
           .at_least(1)
           .in_unit("updates"),
       field<&C::begin_step>("begin_step", "synchronous training before this update").at_least(1),
-      field<&C::max_k_steps>("max_k_steps", "the interval does not grow beyond")
+      field<&C::max_k_steps>("max_k_steps", "largest interval")
           .at_least(1)
           .in_unit("updates")
           .beyond_guide(),
