@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "fleet/core/error.h"
-#include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
@@ -15,6 +14,7 @@
 #include "tests/soak/job_end.h"
 #include "tests/soak/made_updates.h"
 #include "tests/soak/soak.h"
+#include "tests/soak/soak_tally.h"
 
 namespace fleet::launch {
 namespace {
@@ -53,28 +53,27 @@ class SmallDisk {
 
 Row soak_disk(const SoakOptions& options) {
   const auto expected = expected_digest(options.ranks, kArguments);
-  const auto begin = std::chrono::steady_clock::now();
+  SoakTally tally(options);
   std::mt19937_64 random(static_cast<uint64_t>(options.seed));
-  int tried = 0, jobs = 0, equal = 0, starts = 0;
-  int64_t useful = 0, repeated = 0;
-  auto problems = Row::array();
-  while (tried < options.count && seconds_since(begin) < options.seconds) {
+  while (tally.wants_more()) {
     const SmallDisk disk;
     MadeUpdates updates;
     std::string problem = "not finished";
-    for (int start = 0; start < 40 && problem == "not finished"; ++start, ++starts) {
+    int starts = 0;
+    for (; starts < 40 && problem == "not finished"; ++starts) {
       Launched job(recovery_job(options.ranks, disk.path() / "snapshots", kArguments,
                                 {"--max_restarts=1000", "--peer_timeout_s=2"}),
                    with({"OMP_NUM_THREADS=1"}));
       // A disk that is full at the first start is a wrong --snapshot_dir, and not a fault.
       eventually([&] { return is_gone(job.pid()) || !after(job.log(0), "step").empty(); }, 180s);
-      for (int fills = 0; fills < 4 && tried < options.count && !is_gone(job.pid()); ++fills) {
+      for (int fills = 0; fills < 4 && tally.tried < options.count && !is_gone(job.pid());
+           ++fills) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200 + random() % 2000));
         if (is_gone(job.pid())) break;
         disk.fill();
         std::this_thread::sleep_for(std::chrono::milliseconds(200 + random() % 2500));
         disk.heal();
-        ++tried;
+        ++tally.tried;
       }
       const int code = wait_while_it_prints(job, options.ranks);
       updates.add(job.log(0));
@@ -82,20 +81,9 @@ Row soak_disk(const SoakOptions& options) {
       if (code == 0) problem = digest == expected ? "" : format("digest {}", digest);
       if (code != 0 && code != 1) problem = format("ended with {}\n{}", code, job.output());
     }
-    ++jobs;
-    equal += problem.empty() ? 1 : 0;
-    useful += updates.useful();
-    repeated += updates.repeated();
-    if (!problem.empty()) problems.push_back(problem);
+    tally.add_job(updates, starts - 1, problem);
   }
-  return {{"setup", format("{} ranks, restart, snapshots on a disk of 2 MB", options.ranks)},
-          {"tried", tried},
-          {"jobs", jobs},
-          {"jobs_as_undisturbed", equal},
-          {"starts_by_hand", starts - jobs},
-          {"updates", useful},
-          {"repeated", repeated},
-          {"problems", problems}};
+  return tally.row(format("{} ranks, restart, snapshots on a disk of 2 MB", options.ranks));
 }
 
 }  // namespace fleet::launch

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <map>
 
-#include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
@@ -14,6 +13,7 @@
 #include "tests/soak/job_end.h"
 #include "tests/soak/made_updates.h"
 #include "tests/soak/soak.h"
+#include "tests/soak/soak_tally.h"
 
 namespace fleet::launch {
 namespace {
@@ -161,32 +161,15 @@ Row soak_faults(const SoakOptions& options) {
   const auto expected = options.elastic
                             ? std::string()
                             : expected_digest(options.ranks, recovery_arguments(options.ranks));
-  const auto begin = std::chrono::steady_clock::now();
-  int tried = 0, jobs = 0, equal = 0, starts = 0;
-  int64_t useful = 0, repeated = 0;
-  std::map<std::string, int> kinds;
-  auto problems = Row::array();
-  while (tried < options.count && seconds_since(begin) < options.seconds) {
-    DisturbedJob job(options, static_cast<uint64_t>(options.seed) * 1000 + jobs, expected);
-    job.run(std::min(kFaultsPerJob, options.count - tried));
-    tried += job.made();
-    starts += job.starts();
-    useful += job.updates().useful();
-    repeated += job.updates().repeated();
-    for (const auto& [kind, count] : job.kinds()) kinds[kind] += count;
-    ++jobs;
-    if (job.problem().empty()) ++equal;
-    if (!job.problem().empty()) problems.push_back(job.problem());
+  SoakTally tally(options);
+  while (tally.wants_more()) {
+    DisturbedJob job(options, static_cast<uint64_t>(options.seed) * 1000 + tally.jobs(), expected);
+    job.run(std::min(kFaultsPerJob, options.count - tally.tried));
+    tally.tried += job.made();
+    for (const auto& [kind, count] : job.kinds()) tally.kinds[kind] += count;
+    tally.add_job(job.updates(), job.starts() - 1, job.problem());
   }
-  return {{"setup", format("{} ranks, {}", options.ranks, options.elastic ? "elastic" : "restart")},
-          {"tried", tried},
-          {"kinds", kinds},
-          {"jobs", jobs},
-          {"jobs_as_undisturbed", equal},
-          {"starts_by_hand", starts - jobs},
-          {"updates", useful},
-          {"repeated", repeated},
-          {"problems", problems}};
+  return tally.row(format("{} ranks, {}", options.ranks, options.elastic ? "elastic" : "restart"));
 }
 
 }  // namespace fleet::launch

@@ -4,7 +4,6 @@
 #include <thread>
 
 #include "fleet/core/error.h"
-#include "fleet/core/seconds_since.h"
 #include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
@@ -12,6 +11,7 @@
 #include "tests/soak/job_end.h"
 #include "tests/soak/made_updates.h"
 #include "tests/soak/soak.h"
+#include "tests/soak/soak_tally.h"
 #include "tests/support/two_hosts.h"
 
 namespace fleet::launch {
@@ -83,14 +83,12 @@ Row soak_link(const SoakOptions& options) {
   const TwoHosts hosts;
   if (!hosts.refused().empty()) throw Error("soak", hosts.refused(), "run as root");
   const auto expected = expected_digest(2, kArguments);
-  const auto begin = std::chrono::steady_clock::now();
+  SoakTally tally(options);
   std::mt19937_64 random(static_cast<uint64_t>(options.seed));
-  int tried = 0, jobs = 0, equal = 0, starts = 0;
-  int64_t useful = 0, repeated = 0;
-  auto problems = Row::array();
-  while (tried < options.count && seconds_since(begin) < options.seconds) {
+  while (tally.wants_more()) {
     LinkedJob job(hosts);
-    for (int drops = 0; drops < kDropsPerJob && tried < options.count; ++drops, ++tried) {
+    for (int drops = 0; drops < kDropsPerJob && tally.tried < options.count;
+         ++drops, ++tally.tried) {
       std::this_thread::sleep_for(std::chrono::milliseconds(500 + random() % 3000));
       if (!job.tend()) break;
       hosts.unplug(static_cast<int>(random() % 2));
@@ -98,22 +96,11 @@ Row soak_link(const SoakOptions& options) {
       for (int host = 0; host < 2; ++host) hosts.plug_in(host);
     }
     const bool is_over = eventually([&] { return !job.tend(); }, 240s);
-    const bool is_equal = is_over && job.digest() == expected;
-    ++jobs;
-    starts += job.starts();
-    equal += is_equal ? 1 : 0;
-    useful += job.updates().useful();
-    repeated += job.updates().repeated();
-    if (!is_equal) problems.push_back(is_over ? "digest " + job.digest() : "not finished in 240 s");
+    std::string problem = is_over ? "" : "not finished in 240 s";
+    if (is_over && job.digest() != expected) problem = "digest " + job.digest();
+    tally.add_job(job.updates(), job.starts(), problem);
   }
-  return {{"setup", "2 nodes of a rank each, restart"},
-          {"tried", tried},
-          {"jobs", jobs},
-          {"jobs_as_undisturbed", equal},
-          {"starts_by_hand", starts},
-          {"updates", useful},
-          {"repeated", repeated},
-          {"problems", problems}};
+  return tally.row("2 nodes of a rank each, restart");
 }
 
 }  // namespace fleet::launch
