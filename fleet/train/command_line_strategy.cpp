@@ -25,7 +25,7 @@ std::string shown(const FieldValue& value) {
   constexpr size_t kLongest = 60;
   auto text = to_text(value);
   if (text.empty()) return "nothing";
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  if (text.size() > kLongest) text.replace(kLongest, text.npos, "...");
   return text;
 }
 

@@ -40,7 +40,7 @@ TEST(NearestNameTest, FindsWhatANameIsShortFor) {
 }
 
 TEST(NearestNameTest, IsSilentAboutATextThatIsNoName) {
-  EXPECT_EQ(did_you_mean(std::string(100'000, 'x') + "k_steps", {"k_steps", "avg"}), "");
+  EXPECT_EQ(did_you_mean(std::string(100'000, 'x').append("k_steps"), {"k_steps", "avg"}), "");
 }
 
 }  // namespace

@@ -134,7 +134,9 @@ TEST(LocalSgdTest, BeginsAtItsStepAndLeavesEarlierOnesAlone) {
     Rank rank(comm, {.k_steps = 2, .begin_step = 3});
     for (int step = 1; step <= 2; ++step) {
       EXPECT_FALSE(rank.local.is_local()) << step;
-      if (comm->rank() == 0) EXPECT_FALSE(rank.local.end_epoch().synced) << "nobody is asked";
+      if (comm->rank() == 0) {
+        EXPECT_FALSE(rank.local.end_epoch().synced) << "nobody is asked";
+      }
       EXPECT_FALSE(rank.step(1).synced);  // as if gradients had been shared
     }
     EXPECT_TRUE(rank.local.is_local());
