@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
+#include "fleet/core/text/format.h"
 
 #include "tests/data/temporary_folder.h"
 #include "tests/support/error_of.h"
@@ -56,6 +57,21 @@ TEST_F(JobKeyTest, FileThatIsNotThereIsRefusedWithTheCommandThatMakesOne) {
   EXPECT_TRUE(says(error_message_of<UsageError>([] { job_key_from_file("/nowhere/key"); }),
                    "cannot be read from /nowhere/key (No such file or directory)",
                    "(umask 077; openssl rand -hex 32 > FILE) makes one"));
+}
+
+// Ranks would get the part before it, and twenty zeros would be the same key as none.
+TEST_F(JobKeyTest, BytesOfZeroAreNoText) {
+  for (const size_t at : {size_t{0}, size_t{16}, size_t{19}}) {
+    std::string key(20, 'x');
+    key[at] = '\0';
+    EXPECT_TRUE(
+        says(error_message_of<UsageError>([&] { job_key_from_file(file(key + "\n", 0600)); }),
+             fleet::format("has a zero byte at position {}, and a job key is a line of text", at),
+             "openssl rand -hex 32 > FILE"));
+  }
+  EXPECT_TRUE(says(
+      error_message_of<UsageError>([&] { job_key_from_file(file(std::string(20, '\0'), 0600)); }),
+      "has a zero byte at position 0"));
 }
 
 // Opening a pipe would wait for somebody to write to it, with the signals blocked.

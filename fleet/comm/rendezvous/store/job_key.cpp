@@ -80,6 +80,14 @@ std::string job_key_from_file(const std::string& path) {
   }
   text.resize(got > 0 ? static_cast<size_t>(got) : 0);
   text.resize(std::min(text.find_first_of("\r\n"), text.size()));
+  // A variable of the environment, by which ranks get it, ends at a zero; HMAC takes zeros at the
+  // end of a key for no key.
+  if (const auto zero = text.find('\0'); zero != text.npos) {
+    throw UsageError("comm",
+                     format("{} has a zero byte at position {}, and a job key is a line of text",
+                            printable(path), zero),
+                     std::string(kCreateKeyHint));
+  }
   check_job_key(text, printable(path));
   return text;
 }
