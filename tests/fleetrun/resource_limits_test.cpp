@@ -119,6 +119,14 @@ TEST(ResourceLimitsTest, LowHardLimitIsRefusedAtOnceAndNotTriedAgain) {
   EXPECT_EQ(job.output().find("restart 1"), std::string::npos);
 }
 
+// Not even fleetrun's own first pipe could be made.
+TEST(ResourceLimitsTest, LimitBelowWhatFleetrunItselfNeedsIsRefusedByItsNumber) {
+  Launched job({"true"}, {"prlimit", "--nofile=5:5"});
+  EXPECT_EQ(job.wait(), 2) << job.output();
+  EXPECT_TRUE(
+      says(job.output(), "fleetrun needs 38 open files for 1 rank (", "and the hard limit is 5\n"));
+}
+
 TEST(ResourceLimitsTest, LimitThatMayBeTooLowForARankIsWarnedOfOnce) {
   Launched job({"true"}, {"prlimit", "--nofile=64:64"});
   EXPECT_EQ(job.wait(), 0) << job.output();

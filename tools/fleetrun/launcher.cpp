@@ -43,12 +43,6 @@ Launcher::Launcher(const Options& options, Program program, SignalInbox& inbox, 
 
 int Launcher::run() {
   log::plain(configuration_block(options_));
-  const int nodes = options_.node_count();
-  // Before anybody is waited for; the other nodes' ranks are not known yet.
-  raise_limits({.local_ranks = options_.local_ranks(),
-                .world_size = nodes * options_.local_ranks(),
-                .nodes = nodes,
-                .hosts_store = nodes == 1 || options_.node_rank == 0});
   auto rendezvous = join_rendezvous(options_, inbox_);
   cluster_ = std::move(rendezvous.cluster);
   max_restarts_ = rendezvous.max_restarts;
