@@ -77,9 +77,9 @@ TEST(LogsTest, LogThatCannotBeWrittenIsAWarningAndTrainingContinues) {
     EXPECT_EQ(contents(folder.path() / format("end.{}", rank)), "done\n")
         << "a rank must not notice: its own writes succeed";
   EXPECT_EQ(count(job.output(), "[fleetrun] warning: cannot write "), 1U) << job.output();
-  EXPECT_TRUE(
-      says(job.output(), "workerlog.1 (No space left on device): training continues",
-           "[fleetrun] warning: the disk was full for a time: ", "workerlog.1 lacks 8 bytes\n"));
+  EXPECT_TRUE(says(job.output(), "workerlog.1 (No space left on device): training continues",
+                   "[fleetrun] warning: logs are not complete: ",
+                   "workerlog.1 lacks 8 bytes (No space left on device)\n"));
   EXPECT_EQ(contents(folder.path() / "workerlog.2"), "one\ntwo\n");
 }
 
@@ -115,7 +115,8 @@ TEST(LogsTest, ALogBeyondTheLimitOfFileSizesIsAWarning) {
                       beside("fleetrun"), folder.path().string())});
   ASSERT_EQ(job.wait(), 0);
   EXPECT_TRUE(says(job.output(), "\n2000\nend\n", "code 0\n", "warning: cannot write ",
-                   "workerlog.0", "File too large"));
+                   "workerlog.0", "(File too large): training continues",
+                   "warning: logs are not complete: "));
 }
 
 // A disk that fills and is given room again, in a mount namespace of the test's own.

@@ -68,7 +68,8 @@ TEST(WorkerLogTest, FullDiskIsToldOnceAndTheTailIsKept) {
   EXPECT_FALSE(logs.new_write_error());
   EXPECT_EQ(logs[1].tail(), (std::vector<std::string>{"step 1", "error: the reason"}));
   ASSERT_TRUE(logs.missing());
-  EXPECT_TRUE(says(*logs.missing(), "workerlog.0 lacks 25 bytes, ", "workerlog.1 lacks 25 bytes"));
+  EXPECT_TRUE(says(*logs.missing(), "workerlog.0 lacks 25 bytes (No space left on device), ",
+                   "workerlog.1 lacks 25 bytes (No space left on device)"));
 }
 
 TEST(WorkerLogTest, RestartIsALineAndTheTailBeginsAnew) {

@@ -65,7 +65,7 @@ int Launcher::run() {
         std::chrono::duration<double>(may_save ? options_.save_grace_s : options_.grace_s) +
         kLeaveMargin);
     if (const auto text = logs_->missing())
-      log::warn(kArea, format("the disk was full for a time: {}", *text));
+      log::warn(kArea, format("logs are not complete: {}", *text));
     if (!failure) return 0;
     if (!failure->stopped_by_user) {
       print_error(std::runtime_error(

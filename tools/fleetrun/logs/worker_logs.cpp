@@ -13,7 +13,7 @@ std::optional<std::string> WorkerLogs::new_write_error() {
     has_warned_ = true;
     return format(
         "cannot write {} ({}): training continues; what ranks print now is missing from their logs "
-        "until there is room again",
+        "until they can be written again",
         log.path(), loss->reason);
   }
   return std::nullopt;
@@ -24,7 +24,8 @@ std::optional<std::string> WorkerLogs::missing() const {
   for (const auto& log : logs_) {
     const auto loss = log.loss();
     if (!loss || loss->bytes == 0) continue;
-    files += format("{}{} lacks {} bytes", files.empty() ? "" : ", ", log.path(), loss->bytes);
+    files += format("{}{} lacks {} bytes ({})", files.empty() ? "" : ", ", log.path(), loss->bytes,
+                    loss->reason);
   }
   if (files.empty()) return std::nullopt;
   return files;
