@@ -319,14 +319,26 @@ TEST(DoctorTest, FindsANameThatDoesNotResolve) {
 }
 
 TEST(DoctorTest, RefusesPeersThatAreNone) {
-  for (const char* text : {"host:0", "host:70000", "host:x", ":29600", "::1", "[::1", "host:"}) {
-    EXPECT_TRUE(
-        says(error_message_of<UsageError>([&] { Peer::parse(text); }), "is no host and port"))
-        << text;
+  for (const char* text : {"host:0", "host:70000", "host:x", ":29600", "::1", "[::1", "host:", ""})
+    EXPECT_FALSE(Peer::parse(text)) << text;
+  EXPECT_EQ(Peer::parse("[::1]:29600")->host, "::1");
+  EXPECT_EQ(Peer::parse("[::1]:29600")->port, 29600);
+  EXPECT_EQ(Peer::parse("node2")->port, 0);
+  EXPECT_TRUE(says(error_message_of<UsageError>([&] {
+                     parse_peers({":5", "node2", "a:b"});
+                   }),
+                   "  - ':5' is no host and port\n  - 'a:b' is no host and port\n", "fix: "));
+}
+
+TEST(DoctorTest, FindsANumberOfThreadsThatProgramsRefuse) {
+  for (const char* value : {"", "abc", "0"}) {
+    setenv("OMP_NUM_THREADS", value, 1);
+    EXPECT_TRUE(is(openmp_finding("/"), State::kProblem,
+                   format("OMP_NUM_THREADS='{}' is not a number of threads", value).c_str(),
+                   "unset it"))
+        << value;
+    unsetenv("OMP_NUM_THREADS");
   }
-  EXPECT_EQ(Peer::parse("[::1]:29600").host, "::1");
-  EXPECT_EQ(Peer::parse("[::1]:29600").port, 29600);
-  EXPECT_EQ(Peer::parse("node2").port, 0);
 }
 
 TEST(DoctorTest, ComparesClocksWithAnotherProcess) {

@@ -130,8 +130,7 @@ int doctor(int argc, char** argv) {
                       "runs on node2"}},
         argc, argv);
   if (options.listen >= 0) return listen(options);
-  std::vector<Peer> peers;
-  for (const auto& text : options.peers) peers.push_back(Peer::parse(text));
+  const auto peers = parse_peers(options.peers);
   if (!options.json.empty()) check_output_file({options.json, "--json", "doctor"});
   const auto findings = examine(options, peers);
   write_text(STDOUT_FILENO, table_of(findings));

@@ -28,6 +28,7 @@
 #include "fleet/core/process/process_setup.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/text/printable.h"
 #include "fleet/core/torch/cpu_features.h"
 #include "fleet/ops/update/update_kernels.h"
 #include "fleet/precision/low_precision_speed.h"
@@ -217,7 +218,16 @@ Finding openmp_finding(const std::string& root) {
                                   "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"});
   const auto found = format("{} thread{} on {} cores; {}", threads, threads == 1 ? "" : "s", cores,
                             set.empty() ? "nothing set, fleetrun chooses" : set);
-  if (!environment("OMP_NUM_THREADS").empty() && threads > cores) {
+  bool is_chosen = false;
+  try {
+    is_chosen = chosen_threads().has_value();
+  } catch (const UsageError&) {
+    return {State::kProblem, "openmp",
+            format("OMP_NUM_THREADS='{}' is not a number of threads",
+                   printable(environment("OMP_NUM_THREADS"))),
+            "set it to a whole number above 0, or unset it: programs refuse to start"};
+  }
+  if (is_chosen && threads > cores) {
     return {State::kAdvice, "openmp", found,
             format("unset OMP_NUM_THREADS, or set it to {}: threads beyond the cores wait for "
                    "each other",

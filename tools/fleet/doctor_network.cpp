@@ -17,6 +17,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/process/descriptor.h"
 #include "fleet/core/text/format.h"
+#include "fleet/core/text/printable.h"
 
 namespace fleet::tool {
 namespace {
@@ -88,26 +89,38 @@ bool is_ephemeral(int port, const std::string& root) {
 
 }  // namespace
 
-Peer Peer::parse(const std::string& text) {
-  const auto refuse = [&] {
-    return UsageError("doctor", format("--peers: '{}' is no host and port", text),
-                      "write host:port, or host to see only whether its name resolves");
-  };
+std::optional<Peer> Peer::parse(const std::string& text) {
   Peer peer;
   const bool is_bracketed = text.starts_with('[');
   const auto end = is_bracketed ? text.find(']') : std::min(text.rfind(':'), text.size());
-  if (end == text.npos) throw refuse();
+  if (end == text.npos) return std::nullopt;
   peer.host = is_bracketed ? text.substr(1, end - 1) : text.substr(0, end);
   const auto rest = text.substr(is_bracketed ? end + 1 : end);
   const bool is_address_alone = !is_bracketed && peer.host.find(':') != peer.host.npos;
-  if (peer.host.empty() || is_address_alone) throw refuse();  // IPv6 needs its brackets
+  if (peer.host.empty() || is_address_alone) return std::nullopt;  // IPv6 needs its brackets
   if (rest.empty()) return peer;
   const auto* const last = rest.data() + rest.size();
   const auto parsed = std::from_chars(rest.data() + 1, last, peer.port);
   if (rest.front() != ':' || parsed.ec != std::errc() || parsed.ptr != last || peer.port < 1 ||
       peer.port > 65535)
-    throw refuse();
+    return std::nullopt;
   return peer;
+}
+
+std::vector<Peer> parse_peers(const std::vector<std::string>& texts) {
+  std::vector<Peer> peers;
+  std::vector<std::string> problems;
+  for (const auto& text : texts) {
+    if (auto peer = Peer::parse(text)) {
+      peers.push_back(std::move(*peer));
+    } else {
+      problems.push_back(format("'{}' is no host and port", printable(text)));
+    }
+  }
+  if (!problems.empty())
+    throw UsageError::all("doctor", "--peers cannot be used:", problems,
+                          "write host:port, or host to see only whether its name resolves");
+  return peers;
 }
 
 Finding port_finding(int port, const std::string& root) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,12 @@ struct Peer {
   std::string host;
   int port = 0;
 
-  /// Throws a UsageError for what is none.
-  static Peer parse(const std::string& text);
+  /// Nothing for what is none.
+  static std::optional<Peer> parse(const std::string& text);
 };
+
+/// Throws a UsageError that names all that are none.
+std::vector<Peer> parse_peers(const std::vector<std::string>& texts);
 
 /// Whether rank 0 or fleetrun could listen at this port now. `root`: where /proc is, for tests.
 Finding port_finding(int port, const std::string& root = "/");
@@ -27,7 +31,7 @@ Finding clock_finding(const std::string& peer, const ClockDifference& clock);
 
 /// What the network says, asked for in the background: names may take long.
 ///
-///   NetworkFindings network({Peer::parse("node2:29600")}, deadline);
+///   NetworkFindings network(parse_peers({"node2:29600"}), deadline);
 ///   ...
 ///   for (const auto& finding : network.wait()) print(finding);
 class NetworkFindings {

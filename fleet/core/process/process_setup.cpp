@@ -50,6 +50,12 @@ int threads_of(std::string_view text) {
 
 }  // namespace
 
+std::optional<int> chosen_threads() {
+  const char* told = std::getenv("OMP_NUM_THREADS");
+  if (told == nullptr) return std::nullopt;
+  return threads_of(told);
+}
+
 bool is_wait_policy_chosen() {
   return std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
 }
@@ -78,10 +84,9 @@ std::string set_up_process(int local_ranks) {
   ignore_file_size_signal();
   const int cores = available_cores();
   std::string threads;
-  if (const char* told = std::getenv("OMP_NUM_THREADS")) {
-    const int number = threads_of(told);
-    at::set_num_threads(number);
-    threads = format("{} per rank (OMP_NUM_THREADS)", plural(number, "thread"));
+  if (const auto chosen = chosen_threads()) {
+    at::set_num_threads(*chosen);
+    threads = format("{} per rank (OMP_NUM_THREADS)", plural(*chosen, "thread"));
   } else {
     const int number = std::max(1, cores / std::max(1, local_ranks));
     at::set_num_threads(number);

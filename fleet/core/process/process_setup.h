@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 
 namespace fleet {
@@ -23,6 +24,10 @@ bool is_wait_policy_chosen();
 /// want to run, are more than `cores`: OpenMP's threads spin while they wait, and take the cores
 /// from those that have work. Empty where there is room, or the environment has chosen.
 std::string wait_policy_advice(int threads, int cores, double load);
+
+/// OMP_NUM_THREADS, or the first of its list; nothing where it is not set. A UsageError where it is
+/// no number of threads: OpenMP would ignore it.
+std::optional<int> chosen_threads();
 
 /// Sets threads (cores / `local_ranks` unless OMP_NUM_THREADS is set) and malloc for training.
 /// Returns what it did, in a few words. Gives wait_policy_advice where cores are shared.
