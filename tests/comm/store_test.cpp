@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/comm/rendezvous/store/store.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "fleet/core/error.h"
+#include "fleet/core/process/descriptor.h"
 
 #include "tests/support/error_of.h"
 
@@ -82,6 +85,22 @@ TEST(StoreTest, MissingHostIsOneCleanMessage) {
   EXPECT_NE(text.find("nothing answers at 127.0.0.1:"), text.npos) << text;
   EXPECT_NE(text.find("after 0.3 s (Connection refused)"), text.npos) << text;
   EXPECT_NE(text.find("fix: "), text.npos) << text;
+}
+
+// Such as a web server, which waits for a line.
+TEST(StoreTest, ProgramThatListensAndDoesNotAnswerIsTold) {
+  const Descriptor silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(silent.get(), any, size), 0);
+  ASSERT_EQ(::listen(silent.get(), 5), 0);
+  ASSERT_EQ(::getsockname(silent.get(), any, &size), 0);
+  const auto text = error_message_of<StoreUnreachable>(
+      [&] { Store::connect("127.0.0.1", ntohs(address.sin_port), 300ms); });
+  EXPECT_NE(text.find("(connected, then no answer)"), text.npos) << text;
 }
 
 TEST(StoreTest, TakenPortSaysSo) {

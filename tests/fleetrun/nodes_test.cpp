@@ -146,8 +146,8 @@ TEST(JoinTimeoutTest, ListenerThatNeverAnswersIsLeftInTime) {
   Launched second({"--nnodes=2", "--node_rank=1", "--master=" + master, "--no_job_key",
                    "--join_timeout_s=1", "true"});
   EXPECT_EQ(second.wait(), 1) << second.output();
-  EXPECT_TRUE(says(second.output(), format("nothing answers at {} after 1 s", master)))
-      << second.output();
+  EXPECT_TRUE(says(second.output(),
+                   format("nothing answers at {} after 1 s (connected, then no answer)", master)));
   close(listener);
 }
 
@@ -182,13 +182,30 @@ TEST(NodesOnOneHostTest, NodesThatContradictEachOtherEndAllOthersWithTwo) {
   }
 }
 
+TEST(NodesOnOneHostTest, AllNodesThatAreMissingAreNamed) {
+  const auto master = format("--master=127.0.0.1:{}", free_ports(1).front());
+  const Words rest = {"--no_job_key", master, "--join_timeout_s=0.5", "true"};
+  const auto start = [&](int nodes) {
+    Words words = {format("--nnodes={}", nodes), "--node_rank=0"};
+    words.insert(words.end(), rest.begin(), rest.end());
+    return words;
+  };
+  Launched three(start(3));
+  EXPECT_EQ(three.wait(), 1) << three.output();
+  EXPECT_TRUE(says(three.output(), "node 1 of 3, node 2 of 3 have not joined after 0.5 s"));
+  Launched many(start(20));
+  EXPECT_EQ(many.wait(), 1) << many.output();
+  EXPECT_TRUE(says(many.output(), ", node 8 of 20 and 11 more have not joined after 0.5 s"));
+}
+
 TEST_F(NodesTest, MissingNodeIsNamedAfterTheJoinTimeout) {
   Launched first(by_number(0, {"--join_timeout_s=0.5", "true"}), on(0));
   EXPECT_EQ(first.wait(), 1);
   EXPECT_TRUE(says(first.output(), "node 1 of 2 has not joined after 0.5 s"));
   Launched second(by_number(1, {"--join_timeout_s=0.5", "true"}), on(1));
   EXPECT_EQ(second.wait(), 1);
-  EXPECT_TRUE(says(second.output(), "nothing answers at 10.77.0.1:29511 after 0.5 s"));
+  EXPECT_TRUE(says(second.output(),
+                   "nothing answers at 10.77.0.1:29511 after 0.5 s (Connection refused), so "));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 #include "fleet/comm/rendezvous/network_address.h"
@@ -36,15 +37,15 @@ class WaitLimit {
  public:
   WaitLimit(double seconds, SignalInbox& inbox) : seconds_(seconds), inbox_(inbox) {}
 
-  /// False when the time is up.
-  bool wait(const std::string& for_what) {
+  /// False when the time is up. `for_what` is asked for when there is something to log.
+  bool wait(const std::function<std::string()>& for_what) {
     inbox_.check();
     const auto passed = Clock::now() - begin_;
     if (passed >= std::chrono::duration<double>(seconds_)) return false;
     if (passed >= next_log_) {
       next_log_ += kLogEvery;
       log::info("fleetrun",
-                format("waiting for {}: {} s of {} s", for_what,
+                format("waiting for {}: {} s of {} s", for_what(),
                        std::chrono::duration_cast<std::chrono::seconds>(passed).count(), seconds_));
     }
     std::this_thread::sleep_for(kAskEvery);
@@ -120,11 +121,12 @@ comm::Store connect(const Cluster& cluster, double timeout_s, WaitLimit& limit) 
       comm::Store::connect(name, port, kConnectSlice,
                            cluster.job_key);  // short, so that Ctrl-C is handled
       return comm::Store::connect(name, port, kStoreTimeout, cluster.job_key);
-    } catch (const comm::StoreUnreachable&) {
-      if (limit.wait(format("node 0 at {}:{}", name, port))) continue;
+    } catch (const comm::StoreUnreachable& error) {
+      const auto& reason = error.reason();
+      if (limit.wait([&] { return format("node 0 at {}:{} ({})", name, port, reason); })) continue;
       throw Error("fleetrun",
-                  format("nothing answers at {}:{} after {} s, so node 0 cannot be joined", name,
-                         port, timeout_s),
+                  format("nothing answers at {}:{} after {} s ({}), so node 0 cannot be joined",
+                         name, port, timeout_s, reason),
                   "start fleetrun on node 0 with the same addresses, or check the firewall");
     }
   }
@@ -139,6 +141,7 @@ int number_in(const std::string& text) {
               "use the same version of fleetrun on every node");
 }
 
+std::string record_key(int node) { return format("node/{}", node); }
 std::string joined_key(int node) { return format("joined/{}", node); }
 
 // A node that has joined `times` before may rejoin once node 0 has detected its loss as many times.
@@ -147,13 +150,12 @@ void wait_for_own_slot(comm::Store& table, const Cluster& cluster, int64_t times
   const int node = cluster.node_rank;
   WaitLimit limit(kDetectedAfter_s, inbox);
   while (table.add(times_lost_key(node), 0) < times) {
-    if (limit.wait(format("node 0 to detect the loss of node {}", node))) continue;
+    if (limit.wait([&] { return format("node 0 to detect the loss of node {}", node); })) continue;
     table.add(joined_key(node), -1);
     throw UsageError("fleetrun", format("node {} has joined already", node),
                      "give every node its own --node_rank");
   }
-  const auto before =
-      NodeRecord::from_json(table.get(format("node/{}", node)), node).node.endpoints;
+  const auto before = NodeRecord::from_json(table.get(record_key(node)), node).node.endpoints;
   if (before == cluster.own().endpoints) return;
   throw UsageError(
       "fleetrun",
@@ -195,7 +197,8 @@ class Contradiction {
         nodes += table_.add(joined_key(node), 0) > 0 ? 1 : 0;
       return nodes;
     };
-    while (table_.add(kNodesThatKnow, 0) < joined() && limit.wait("the other nodes to end")) {
+    while (table_.add(kNodesThatKnow, 0) < joined() &&
+           limit.wait([] { return "the other nodes to end"; })) {
     }
   }
 
@@ -204,29 +207,49 @@ class Contradiction {
   SignalInbox& inbox_;
 };
 
+struct MissingNodes {
+  std::string names;  // "node 1 of 4, node 3 of 4 (10.0.0.4)"
+  int count = 0;
+};
+
+// Those from `first` on that have published no record.
+MissingNodes missing_nodes(comm::Store& table, const Options& options, int first) {
+  constexpr int kNamed = 8;
+  MissingNodes missing;
+  for (int node = first; node < options.node_count(); ++node) {
+    if (table.try_get(record_key(node)) || ++missing.count > kNamed) continue;
+    missing.names +=
+        format("{}node {} of {}", missing.count == 1 ? "" : ", ", node, options.node_count());
+    if (!options.ips.empty())
+      missing.names += format(" ({})", options.ips[static_cast<size_t>(node)]);
+  }
+  if (missing.count > kNamed) missing.names += format(" and {} more", missing.count - kNamed);
+  return missing;
+}
+
 // Every node publishes its record and reads the others'.
 Rendezvous exchange(const Options& options, comm::Store store, Cluster cluster, SignalInbox& inbox,
                     WaitLimit& limit) {
   auto table = store.prefixed("fleetrun");
   const int count = options.node_count();
-  const auto key = [](int node) { return format("node/{}", node); };
   const auto joined = table.add(joined_key(cluster.node_rank), 1);
   if (joined > 1) wait_for_own_slot(table, cluster, joined - 1, inbox);
   const NodeRecord own{cluster.own(), count, options.max_restarts};
-  table.set(key(cluster.node_rank), own.to_json());
+  table.set(record_key(cluster.node_rank), own.to_json());
 
   Contradiction contradiction(table, cluster, inbox);
   int max_restarts = options.max_restarts;
   for (int node = 0; node < count; ++node) {
     std::optional<std::string> text;
-    while (!(text = table.try_get(key(node)))) {
+    while (!(text = table.try_get(record_key(node)))) {
       contradiction.check();
-      const auto who = options.ips.empty() ? format("node {} of {}", node, count)
-                                           : format("node {} of {} ({})", node, count,
-                                                    options.ips[static_cast<size_t>(node)]);
-      if (!limit.wait(who))
-        throw Error("fleetrun", format("{} has not joined after {} s", who, options.join_timeout_s),
-                    "start fleetrun there with the same addresses, or check the firewall");
+      if (limit.wait([&] { return missing_nodes(table, options, node).names; })) continue;
+      const auto missing = missing_nodes(table, options, node);
+      if (missing.count == 0) continue;  // it came just now
+      throw Error("fleetrun",
+                  format("{} {} not joined after {} s", missing.names,
+                         missing.count == 1 ? "has" : "have", options.join_timeout_s),
+                  "start fleetrun there with the same addresses, or check the firewall");
     }
     const auto read = NodeRecord::from_json(*text, node);
     if (read.nodes != count) {

@@ -69,11 +69,11 @@ void wait_for_listener(const std::string& host, uint16_t port, milliseconds time
     std::this_thread::sleep_for(kRetryEvery);
   }
   throw StoreUnreachable(
-      "comm",
       format("nothing answers at {} after {} ({}), so this process cannot join the job", name,
              seconds(timeout), reason),
       "check that torchrun runs on the first node, that MASTER_ADDR and MASTER_PORT name "
-      "it, and that no firewall is between");
+      "it, and that no firewall is between",
+      reason);
 }
 
 // Binds to the first of the name's addresses that this machine has; an Error gives the reason.

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -23,7 +24,14 @@ class WaitNotice;
 /// No process hosts a store at that address, or it cannot be reached.
 class StoreUnreachable : public Error {
  public:
-  using Error::Error;
+  StoreUnreachable(std::string_view what, std::string_view fix, std::string reason)
+      : Error("comm", what, fix), reason_(std::move(reason)) {}
+
+  /// "Connection refused"
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_;
 };
 
 /// The rendezvous store: a small key-value table that every process of a job can reach. One process

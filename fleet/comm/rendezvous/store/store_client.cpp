@@ -111,12 +111,12 @@ StoreClient::StoreClient(StoreEndpoint peer, milliseconds timeout, WaitNotice* n
     if (reason.empty()) return;
     if (Clock::now() + kConnectAgainEvery >= deadline) {
       throw StoreUnreachable(
-          "comm",
           format("nothing answers at {} after {:.3g} s ({}), so this process cannot join "
                  "the job",
                  peer_.name, static_cast<double>(timeout.count()) / 1e3, reason),
           "check that the first node is started, that MASTER_ADDR and MASTER_PORT (or "
-          "--master) name it, and that no firewall is between");
+          "--master) name it, and that no firewall is between",
+          reason);
     }
     if (notice != nullptr) notice->log_if_due(format("the store at {} ({})", peer_.name, reason));
     std::this_thread::sleep_for(kConnectAgainEvery);
@@ -142,8 +142,8 @@ std::string StoreClient::connect(Clock::time_point deadline) {
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     try {
       handshake(std::clamp(deadline, Clock::now() + 1s, Clock::now() + kLongestHandshake));
-    } catch (const c10::Error& error) {
-      reason = error.what_without_backtrace();
+    } catch (const c10::Error& error) {  // a stopped server, or another program's port
+      reason = format("connected, then {}", error.what_without_backtrace());
     }
     if (reason.empty()) {
       peer_.addresses = {address};  // for clones
