@@ -28,6 +28,8 @@ if [ -z "$built" ]; then
   configure_and_build all
 fi
 
+export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"  # as in test.sh
+
 load=() tests=
 end_all() {
   kill ${tests:+"$tests"} "${load[@]}" 2>/dev/null || true
