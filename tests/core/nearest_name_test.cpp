@@ -24,6 +24,14 @@ TEST(NearestNameTest, AThirdOfTheLettersMayDiffer) {
   EXPECT_EQ(did_you_mean("abcdefghi", {"abcdewxyz", "wxyzefghi", "aabbcdexyz"}), "");
 }
 
+TEST(NearestNameTest, DistancesAreThoseOfAllInsertionsRemovalsAndReplacements) {
+  const KnownNames known({"abcdefghi"});
+  for (const char* near : {"bcdefghij", "xabcdefgh", "abxcdxefxghi", "xbcdxfghx", "abxcxdxexfghi"})
+    EXPECT_EQ(known.nearest(near), std::vector<std::string>{"abcdefghi"}) << near;
+  for (const char* far : {"xbxdxfghx", "cdefghixy", "wxyzefghi", "defghi", "xaxbxcxdexfghi"})
+    EXPECT_TRUE(known.nearest(far).empty()) << far;
+}
+
 TEST(NearestNameTest, FindsWordsOfANameAndNotPiecesOfWords) {
   EXPECT_EQ(did_you_mean("size", {"batch_size"}), " (did you mean 'batch_size'?)");
   EXPECT_EQ(did_you_mean("enable", {"--recompute_configs.enable_offload"}),

@@ -218,7 +218,8 @@ class Parser {
     // line with so many wrong flags is another program's.
     constexpr size_t kMaxHinted = 20;
     const bool is_hinted = name.size() > 1 && problems.size() < kMaxHinted;
-    auto hint = is_hinted ? did_you_mean(name, known_flags()) : std::string();
+    if (is_hinted && !known_flags_) known_flags_.emplace(known_flags());
+    auto hint = is_hinted ? known_flags_->did_you_mean(name) : std::string();
     if (hint.empty() && !flag.starts_with("--")) hint = ": flags start with two dashes";
     problems.push_back(format("unknown flag {}{}", flag, hint));
     // Its value, most likely: one mistake is to be told once.
@@ -245,6 +246,7 @@ class Parser {
 
   const CommandLine& line_;
   std::map<std::string, Leaf> flags_;
+  std::optional<KnownNames> known_flags_;  // once a hint is wanted
   std::map<const Leaf*, FieldValue> values_;
   std::vector<std::string> positional_;
 };
