@@ -114,7 +114,7 @@ TEST(LogsTest, ALogBeyondTheLimitOfFileSizesIsAWarning) {
                       "2>&1 | cat",
                       beside("fleetrun"), folder.path().string())});
   ASSERT_EQ(job.wait(), 0);
-  EXPECT_TRUE(says(job.output(), "\n2000\nend\n", "code 0\n", "warning: cannot write ",
+  EXPECT_TRUE(says(job.output(), "\n2000\n", "\nend\n", "code 0\n", "warning: cannot write ",
                    "workerlog.0", "(File too large): training continues",
                    "warning: logs are not complete: "));
 }
