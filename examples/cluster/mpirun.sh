@@ -5,8 +5,9 @@
 #   ./mpirun.sh HOSTFILE RANKS ./train --snapshot_dir runs/first --save_every 500
 #
 set -euo pipefail
-hosts=$1
-ranks=$2
+usage="./mpirun.sh HOSTFILE RANKS PROGRAM [ARGUMENT...]"
+hosts=${1:?$usage}
+ranks=${2:?$usage}
 shift 2
 
 # Rank 0 runs on the first host, and hosts the store there.

@@ -109,6 +109,27 @@ TEST_F(ClusterTest, SbatchRequeuesAJobThatWasAskedToStop) {
   EXPECT_TRUE(says(job.output(), "requeued " + job_id()));
 }
 
+// scancel sends SIGTERM too, and requeue works on jobs that are cancelled.
+TEST_F(ClusterTest, SbatchLeavesAJobThatIsCancelledAlone) {
+  for (const auto* script : {"slurm.sbatch", "slurm_fleetrun.sbatch"}) {
+    auto words = sbatch(script, 1, 1);
+    words.insert(words.end() - 1, "JOB_STATE=CANCELLED");
+    words.insert(words.end(), {"sh", "-c", "exit 143"});
+    Started job(words);
+    EXPECT_EQ(job.wait(kPatience), 143) << job.output();
+    EXPECT_FALSE(says(job.output(), "requeued")) << job.output();
+  }
+}
+
+TEST_F(ClusterTest, ScriptsSayHowTheyAreStarted) {
+  Started batch({"env", "-u", "SLURM_JOB_ID", "bash", example("slurm.sbatch").string(), "true"});
+  EXPECT_NE(batch.wait(kPatience), 0);
+  EXPECT_TRUE(says(batch.output(), "submit this script with sbatch"));
+  Started mpi({example("mpirun.sh").string(), "hosts"});
+  EXPECT_NE(mpi.wait(kPatience), 0);
+  EXPECT_TRUE(says(mpi.output(), "./mpirun.sh HOSTFILE RANKS PROGRAM"));
+}
+
 TEST_F(ClusterTest, SbatchTrainsWithOneFleetrunPerNode) {
   Started job(with_training(sbatch("slurm_fleetrun.sbatch", 2, 2)));
   ASSERT_EQ(job.wait(kPatience), 0) << job.output();
