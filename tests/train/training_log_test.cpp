@@ -167,8 +167,8 @@ TEST(TrainingLogTest, LocalSgdsBatchesAreThisRanksOwn) {
 class TrainEpochsTest : public ::testing::Test {
  protected:
   /// The batches 1, 2 and 3 in each epoch, for 5 updates in all.
-  void train(TrainingLog& log, Snapshots& snapshots) {
-    printed([&] {
+  std::string train(TrainingLog& log, Snapshots& snapshots) {
+    return printed([&] {
       train_epochs(
           10, optimizer_, log, snapshots, [&](int64_t) -> const auto& { return batches_; },
           [&](int batch) {
@@ -199,6 +199,17 @@ TEST_F(TrainEpochsTest, CountsTheUpdatesOfTheRunBefore) {
   Snapshots none(optimizer_, {});
   train(log, none);
   EXPECT_EQ(seen_, (std::vector<int>{1, 2}));
+}
+
+TEST_F(TrainEpochsTest, SaysThatNothingIsLeftToTrain) {
+  TrainingLog more(RunOptions{.max_updates = 5}, 4), done(RunOptions{.max_updates = 5}, 6);
+  Snapshots none(optimizer_, {});
+  EXPECT_EQ(count_of(train(more, none), "nothing is left"), 0);
+  seen_.clear();
+  EXPECT_TRUE(says(train(done, none),
+                   "[train] nothing is left to train: 6 updates were made before, and --epochs 10, "
+                   "--max_updates 5 ask for no more\n"));
+  EXPECT_TRUE(seen_.empty());
 }
 
 TEST_F(TrainEpochsTest, SavesAtTheEndOfEpochs) {

@@ -24,6 +24,7 @@ template <typename Batches, typename Update, typename Test>
 void train_epochs(int64_t epochs, DistributedOptimizer& optimizer, TrainingLog& log,
                   Snapshots& snapshots, Batches&& batches, Update&& update, Test&& test) {
   int64_t first_batch = snapshots.batch();
+  if (snapshots.epoch() >= epochs || log.is_over()) log.nothing_left(epochs);
   for (int64_t epoch = snapshots.epoch(); epoch < epochs && !log.is_over(); ++epoch) {
     log.begin_epoch(epoch, std::exchange(first_batch, 0));
     for (const auto& batch : batches(epoch)) {

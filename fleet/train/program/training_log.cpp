@@ -93,4 +93,13 @@ void TrainingLog::end_epoch() {
                             is_known ? "samples" : "calls", byte_size_text(peak_resident_bytes())));
 }
 
+void TrainingLog::nothing_left(int64_t epochs) const {
+  const auto limit =
+      options_.max_updates > 0 ? format(", --max_updates {}", options_.max_updates) : "";
+  log::info("train", format("nothing is left to train: {} {} made before, and --epochs {}{} {} for "
+                            "no more",
+                            plural(updates_, "update"), updates_ == 1 ? "was" : "were", epochs,
+                            limit, limit.empty() ? "asks" : "ask"));
+}
+
 }  // namespace fleet

@@ -48,6 +48,10 @@ class TrainingLog {
   /// The same where an accumulation window continues in the next epoch: it counts there.
   void end_epoch();
 
+  /// [train] nothing is left to train: 1500 updates were made before, and --epochs 1 asks for no
+  /// more
+  void nothing_left(int64_t epochs) const;
+
   bool is_over() const { return options_.max_updates > 0 && updates_ >= options_.max_updates; }
 
  private:
