@@ -16,7 +16,9 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
+#include "fleet/core/error.h"
 #include "fleet/core/text/byte_size.h"
+#include "fleet/memory/allocator/budget_exceeded.h"
 
 namespace fleet::memory {
 namespace {
@@ -359,6 +361,21 @@ TEST_F(BudgetAllocatorTest, SizesThatChangeEveryStepReusePagesWithinThePeak) {
   EXPECT_GT(cached(), 50 * kMiB);
   memory.trim();
   EXPECT_EQ(cached(), 0);
+}
+
+// As an op of a library throws it that is built for LibTorch's stable ABI.
+TEST_F(BudgetAllocatorTest, ABudgetsErrorIsKnownByItsText) {
+  counter.set_budget(counter.live() + kMiB);
+  const auto text = out_of_memory([] { bytes(2 * kMiB); });
+  EXPECT_TRUE(tells_of_exceeded_budget(text)) << text;
+  EXPECT_THROW(
+      with_budget_errors([&] { throw std::runtime_error(text + " (originally from ...)"); }),
+      BudgetExceeded);
+  EXPECT_THROW(with_budget_errors([] { bytes(2 * kMiB); }), BudgetExceeded);
+  // One that has a class of its own, or tells of something else, stays what it is.
+  EXPECT_THROW(with_budget_errors([&] { throw Error("memory", text, ""); }), Error);
+  EXPECT_THROW(with_budget_errors([] { throw std::runtime_error("a budget"); }),
+               std::runtime_error);
 }
 
 // What was cut from one block becomes one block again where it is asked for, and no page moves.
