@@ -183,6 +183,20 @@ void Tape::read_results(OpRecord& record, const torch::jit::Stack& stack) {
   }
 }
 
+// No replay calls an op that saved nothing and whose results all came from outside, such as a slice
+// of a buffer that a factory made. As a replay input, that buffer would be copied before each
+// write.
+void Tape::release_inputs(OpRecord& record) const {
+  if (record.saves > 0 || record.traits->writes) return;
+  const bool is_wanted = std::ranges::any_of(record.outputs, [&](const OpOutput& output) {
+    return output.value >= 0 && values_.defining_region_of(output.value);
+  });
+  if (is_wanted) return;
+  record.can_replay = false;
+  record.rng_state.reset();
+  for (auto& input : record.inputs) input.kept.reset();
+}
+
 bool Tape::decomposes(const c10::OperatorHandle& op) {
   return !running_ && OpTraits::of(op).is_decomposed;
 }
@@ -224,6 +238,7 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   accept_write(*record);
   note_writes(*record);
   read_results(*record, *stack);
+  release_inputs(*record);
   retention_.add(record, seconds);
   if (profile_) {
     profile_->op_ended(*record, arguments_);

@@ -79,6 +79,7 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   void keep_inputs(OpRecord& record);
   void note_writes(const OpRecord& record);
   void read_results(OpRecord& record, const torch::jit::Stack& stack);
+  void release_inputs(OpRecord& record) const;
 
   TapePolicy& policy_;
   TapeReport report_;

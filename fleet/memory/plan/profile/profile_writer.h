@@ -30,10 +30,11 @@ class ProfileWriter {
 
  private:
   int block_of(int storage, int op);
+  void add_outside(int storage, int op);
 
   std::shared_ptr<Profiler> profiler_;
   TapeValues& values_;
-  std::vector<int> watched_;  // storage ids that the user's program held when last seen
+  std::vector<int> watched_;  // storage ids that were held when last seen
 };
 
 }  // namespace fleet::memory
