@@ -133,9 +133,11 @@ std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> Tape::storages_from_outsi
 }
 
 void Tape::accept_write(const OpRecord& record) const {
-  if (!record.traits->writes) return;
+  if (!record.traits->writes && !record.traits->has_statistics) return;
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (record.inputs[i].written) after_write(arguments_[i]);
+    const auto& input = record.inputs[i];
+    // A replay updates a copy of statistics: what they are does not matter to it.
+    if (input.written || input.statistics) after_write(arguments_[i]);
   }
 }
 
