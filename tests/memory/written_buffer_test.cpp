@@ -19,6 +19,7 @@
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/planner.h"
 #include "fleet/memory/plan/profile/profiler.h"
+#include "fleet/memory/replay/constant_input.h"
 #include "fleet/memory/tape/policies.h"
 #include "fleet/memory/tape/tensor_storage.h"
 
@@ -153,6 +154,15 @@ Tensor stacked(const Tensor& x) {
   return torch::stack(states, 1);
 }
 
+// What the branches read beside a value is filled with one number.
+Tensor chosen_by_masks(const Tensor& x) {
+  const auto y = torch::tanh(x);
+  auto z = torch::where(y > 0, y, torch::zeros_like(y));
+  z = torch::where(z < 0.5, z, torch::full_like(z, 0.5));
+  z = torch::maximum(z, -torch::ones_like(z)) + torch::zeros_like(z);
+  return torch::sigmoid(torch::where(torch::isfinite(z), z, torch::zeros_like(z)));
+}
+
 struct Program {
   const char* name;
   Layer layer;
@@ -167,7 +177,8 @@ const std::vector<Program>& programs() {
                                                      {"by_index", by_index},
                                                      {"by_scatter_and_mask", by_scatter_and_mask},
                                                      {"rolled_windows", rolled_windows},
-                                                     {"stacked", stacked}};
+                                                     {"stacked", stacked},
+                                                     {"chosen_by_masks", chosen_by_masks}};
   return all;
 }
 
@@ -295,6 +306,30 @@ TEST_P(WrittenBuffer, IsPlanned) {
 
 INSTANTIATE_TEST_SUITE_P(Programs, WrittenBuffer, ::testing::Range<size_t>(0, programs().size()),
                          [](const auto& info) { return programs()[info.param].name; });
+
+// ---- inputs of replays that are filled with one number
+
+TEST(ConstantInput, IsMadeAgainFromOneElement) {
+  const auto transposed = torch::full({64, 32}, -0.0).t();
+  const auto constant = ConstantInput::of(transposed);
+  ASSERT_TRUE(constant);
+  const auto again = constant->tensor();
+  EXPECT_EQ(again.strides(), transposed.strides());
+  EXPECT_TRUE(again.equal(transposed));
+  EXPECT_TRUE(torch::signbit(again).all().item<bool>());
+  const auto whole = torch::full({2000}, 1234567890123456, torch::kLong);
+  ASSERT_TRUE(ConstantInput::of(whole));
+  EXPECT_TRUE(ConstantInput::of(whole)->tensor().equal(whole));
+}
+
+TEST(ConstantInput, IsKnownByItsBytes) {
+  const auto filled = torch::zeros({64, 64});
+  filled.mutable_data_ptr<float>()[64 * 64 - 1] = 1;  // past the dispatcher
+  EXPECT_FALSE(ConstantInput::of(filled));
+  EXPECT_FALSE(ConstantInput::of(torch::zeros({1, 1024}).expand({64, 1024})));
+  EXPECT_FALSE(ConstantInput::of(torch::zeros({64, 64}).select(1, 0)));
+  EXPECT_FALSE(ConstantInput::of(torch::zeros({16})));
+}
 
 // ---- which slices overlap
 

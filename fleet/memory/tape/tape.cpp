@@ -141,11 +141,22 @@ void Tape::accept_write(const OpRecord& record) const {
   }
 }
 
+// By a factory, or by an op that is not replayed, in this forward.
+bool Tape::is_made_outside(int value) const {
+  const int storage = values_.storage_id_of(value);
+  return storage >= 0 && !values_.storage(storage).predates_forward &&
+         !values_.defining_region_of(value);
+}
+
 // Values from other regions are what a replay starts from.
 void Tape::keep_inputs(OpRecord& record) {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     auto& input = record.inputs[i];
     if (retention_.is_inside(input.value)) continue;
+    if (is_made_outside(input.value) && !input.written && !record.traits->is_view) {
+      input.constant = ConstantInput::of(arguments_[i]);
+      if (input.constant) continue;
+    }
     input.kept =
         retention_.kept(input.value, arguments_[i], record.index, Retention::Use::kReplayInput);
     input.kept->become_replay_input();
@@ -196,7 +207,10 @@ void Tape::release_inputs(OpRecord& record) const {
   if (is_wanted) return;
   record.can_replay = false;
   record.rng_state.reset();
-  for (auto& input : record.inputs) input.kept.reset();
+  for (auto& input : record.inputs) {
+    input.kept.reset();
+    input.constant.reset();
+  }
 }
 
 bool Tape::decomposes(const c10::OperatorHandle& op) {

@@ -63,6 +63,7 @@ void ProfileWriter::op_ended(const OpRecord& record, const std::vector<torch::Te
   };
   const auto& provenance = *values_.provenance();
   for (const auto& input : record.inputs) {
+    if (input.constant) op.constant_bytes += input.constant->bytes();
     const auto& value = provenance.value(input.value);
     if (!is_inside(value)) continue;
     if (value.producer >= 0) add_once(op.needs, value.producer);
