@@ -163,6 +163,22 @@ Tensor chosen_by_masks(const Tensor& x) {
   return torch::sigmoid(torch::where(torch::isfinite(z), z, torch::zeros_like(z)));
 }
 
+// What a custom function saves is saved between two ops.
+struct Squash : torch::autograd::Function<Squash> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    const auto a = torch::sigmoid(x), b = torch::tanh(3 * a), c = torch::exp(-b);
+    context->save_for_backward({a, b, c});
+    return b * c;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto inner = 3 * saved[0] * (1 - saved[0]) * (1 - saved[1].square());
+    return {gradients[0] * saved[2] * (1 - saved[1]) * inner};
+  }
+};
+Tensor custom_function(const Tensor& x) { return Squash::apply(2 * Squash::apply(x)); }
+
 struct Program {
   const char* name;
   Layer layer;
@@ -178,7 +194,8 @@ const std::vector<Program>& programs() {
                                                      {"by_scatter_and_mask", by_scatter_and_mask},
                                                      {"rolled_windows", rolled_windows},
                                                      {"stacked", stacked},
-                                                     {"chosen_by_masks", chosen_by_masks}};
+                                                     {"chosen_by_masks", chosen_by_masks},
+                                                     {"custom_function", custom_function}};
   return all;
 }
 

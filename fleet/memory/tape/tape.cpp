@@ -266,14 +266,16 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 std::unique_ptr<compat::SavedTensor> Tape::save(const torch::Tensor& tensor) {
   auto slot = std::make_shared<SavedSlot>(tensor);
   ++report_.saves;
+  if (profile_) slot->profiler = profile_->profiler();
+  slot->replays = replays_;
   if (running_) {
     slot->save = running_->saves++;
     slot->op = &running_->traits->name;
     slot->op_index = running_->index;
-    if (profile_) slot->profiler = profile_->profiler();
-    slot->replays = replays_;
     saved_now_.push_back(slot);
   } else {
+    // By a custom function, behind its last op: its backward comes where that of the op would.
+    slot->op_index = next_op() - 1;
     retention_.resolve(*slot, nullptr);
   }
   return std::make_unique<SlotHandle>(std::move(slot));

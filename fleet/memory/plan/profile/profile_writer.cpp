@@ -89,20 +89,20 @@ void ProfileWriter::op_ended(const OpRecord& record, const std::vector<torch::Te
   }
 }
 
-void ProfileWriter::saved(const OpRecord& record, const std::shared_ptr<KeptValue>& kept,
+void ProfileWriter::saved(const OpRecord* record, const std::shared_ptr<KeptValue>& kept,
                           const torch::Tensor& tensor) {
   auto& op = profiler_->op();
   const auto& origin = kept->origin();
   int block = -1;
   if (origin.value >= 0) {
-    block = block_of(values_.storage_id_of(origin.value), record.index);
+    block = block_of(values_.storage_id_of(origin.value), profiler_->last_op());
   } else {
     const auto bytes = counted_bytes(tensor.storage().nbytes());
     block = profiler_->add_block({.bytes = bytes,
-                                  .made = record.index,
-                                  .dead = record.index,
+                                  .made = record->index,
+                                  .dead = record->index,
                                   .is_mask = origin.save >= 0 &&
-                                             record.traits->mask_save == origin.save &&
+                                             record->traits->mask_save == origin.save &&
                                              MaskBits::can_hold(tensor),
                                   .element_size = tensor.element_size()});
     op.makes.push_back(block);

@@ -24,8 +24,8 @@ class ProfileWriter {
   void starts_from(const OpRecord& record, int value, const std::shared_ptr<KeptValue>& kept);
   void op_begins(const OpRecord& record);
   void op_ended(const OpRecord& record, const std::vector<torch::Tensor>& arguments);
-  /// Autograd saved `tensor`, which `kept` holds.
-  void saved(const OpRecord& record, const std::shared_ptr<KeptValue>& kept,
+  /// Autograd saved `tensor`, which `kept` holds, inside this op; null: after the last one.
+  void saved(const OpRecord* record, const std::shared_ptr<KeptValue>& kept,
              const torch::Tensor& tensor);
 
  private:
