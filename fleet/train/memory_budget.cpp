@@ -210,19 +210,21 @@ torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
     memory::WriteUndo undo;
     try {
       torch::Tensor value;
-      {
-        MemoryStrategy::Forward forward(&state.strategy, options.samples);
-        forward.tape().set_undo(&undo);
-        value = loss();
-        state.outside.charge(forward.tape());
-        forward.finish();
-      }
-      gradients.before_backward(value);
-      if (options.backward) {
-        options.backward(value);
-      } else {
-        compat::run_autograd([&] { value.backward(); });
-      }
+      memory::with_budget_errors([&] {
+        {
+          MemoryStrategy::Forward forward(&state.strategy, options.samples);
+          forward.tape().set_undo(&undo);
+          value = loss();
+          state.outside.charge(forward.tape());
+          forward.finish();
+        }
+        gradients.before_backward(value);
+        if (options.backward) {
+          options.backward(value);
+        } else {
+          compat::run_autograd([&] { value.backward(); });
+        }
+      });
       state.strategy.end_backward();
       state.report = state.strategy.report_of_call(/*updated=*/true, /*window_is_open=*/false);
       return value.detach();

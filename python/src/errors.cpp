@@ -50,10 +50,18 @@ void translate(std::exception_ptr thrown) {
   }
 }
 
+// Torch's own, or the error of a budget that passed through an op of a library built for LibTorch's
+// stable ABI, which leaves only its text.
+bool is_out_of_memory(const py::error_already_set& error) {
+  if (error.matches(types().out_of_memory)) return true;
+  return error.type().is(py::handle(PyExc_RuntimeError)) &&
+         memory::tells_of_exceeded_budget(std::string(py::str(error.value())));
+}
+
 // What a c10::OutOfMemoryError became on its way through Python.
 [[noreturn]] void throw_out_of_memory(const std::string& text) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
-  if (text.find("the budget is") != std::string::npos) throw memory::BudgetExceeded(here, text);
+  if (memory::tells_of_exceeded_budget(text)) throw memory::BudgetExceeded(here, text);
   throw c10::OutOfMemoryError(here, text);
 }
 
@@ -67,7 +75,7 @@ void run_autograd(const std::function<void()>& work) {
     const py::gil_scoped_acquire gil;
     error.restore();
     py::error_already_set python;
-    if (!python.matches(types().out_of_memory)) throw python;
+    if (!is_out_of_memory(python)) throw python;
     text = py::str(python.value());
   }
   throw_out_of_memory(text);
@@ -80,7 +88,7 @@ py::object call_python(const py::object& fn) {
   try {
     return fn();
   } catch (py::error_already_set& error) {
-    if (!error.matches(types().out_of_memory)) throw;
+    if (!is_out_of_memory(error)) throw;
     text = py::str(error.value());
   }
   throw_out_of_memory(text);  // without the Python exception

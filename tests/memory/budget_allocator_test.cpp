@@ -16,7 +16,9 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
+#include "fleet/core/error.h"
 #include "fleet/core/text/byte_size.h"
+#include "fleet/memory/allocator/budget_exceeded.h"
 
 namespace fleet::memory {
 namespace {
@@ -359,6 +361,67 @@ TEST_F(BudgetAllocatorTest, SizesThatChangeEveryStepReusePagesWithinThePeak) {
   EXPECT_GT(cached(), 50 * kMiB);
   memory.trim();
   EXPECT_EQ(cached(), 0);
+}
+
+// As an op of a library throws it that is built for LibTorch's stable ABI.
+TEST_F(BudgetAllocatorTest, ABudgetsErrorIsKnownByItsText) {
+  counter.set_budget(counter.live() + kMiB);
+  const auto text = out_of_memory([] { bytes(2 * kMiB); });
+  EXPECT_TRUE(tells_of_exceeded_budget(text)) << text;
+  EXPECT_THROW(
+      with_budget_errors([&] { throw std::runtime_error(text + " (originally from ...)"); }),
+      BudgetExceeded);
+  EXPECT_THROW(with_budget_errors([] { bytes(2 * kMiB); }), BudgetExceeded);
+  // One that has a class of its own, or tells of something else, stays what it is.
+  EXPECT_THROW(with_budget_errors([&] { throw Error("memory", text, ""); }), Error);
+  EXPECT_THROW(with_budget_errors([] { throw std::runtime_error("a budget"); }),
+               std::runtime_error);
+}
+
+// What was cut from one block becomes one block again where it is asked for, and no page moves.
+TEST_F(BudgetAllocatorTest, NeighboursAreJoinedBeforePagesAreMoved) {
+  memory.trim();
+  const void* first = nullptr;
+  {
+    const auto whole = bytes(8 * kMiB);
+    first = whole.data_ptr();
+  }
+  {
+    std::vector<torch::Tensor> parts;
+    for (int i = 1; i <= 8; ++i) parts.push_back(bytes(kMiB).fill_(i));
+  }
+  const auto whole = bytes(8 * kMiB);
+  EXPECT_EQ(whole.data_ptr(), first);
+  EXPECT_EQ(cached(), 0);
+}
+
+// Small ones too: their pages would have to be mapped, faulted in and cleared again.
+TEST_F(BudgetAllocatorTest, RestsServeSmallRequests) {
+  memory.trim();
+  { bytes(kMiB + 40 * kKiB); }
+  const auto most = bytes(kMiB);
+  EXPECT_EQ(cached(), 40 * kKiB);
+  const auto rest = bytes(40 * kKiB);
+  EXPECT_EQ(cached(), 0);
+  EXPECT_EQ(static_cast<const char*>(rest.data_ptr()),
+            static_cast<const char*>(most.data_ptr()) + kMiB);
+}
+
+// The bound is one of what tensors asked for, also where their last pages are nearly empty, and
+// where more was live before the cache was trimmed.
+TEST_F(BudgetAllocatorTest, TheCacheIsBoundByWhatWasAskedForNotByItsPages) {
+  { bytes(8 * kMiB); }
+  memory.trim();
+  constexpr int64_t kJustAboveAPage = 10 * 4096 + 64;
+  counter.reset_peaks();
+  {
+    std::vector<torch::Tensor> many;
+    for (int i = 0; i < 100; ++i) many.push_back(bytes(kJustAboveAPage));
+  }
+  EXPECT_EQ(cached(), 100 * 11 * 4096);
+  const auto one = bytes(kJustAboveAPage + 4096);  // of no size that is cached
+  EXPECT_LE(memory.reserved(), counter.peak());
+  EXPECT_GT(memory.reserved(), counter.peak() - 2 * 4096);
 }
 
 torch::Tensor g_evictable;

@@ -161,6 +161,25 @@ TEST_F(StockModels, ResnetWithOpsInPlace) {
       *net, [&] { return net->forward(input).square().mean(); }, 0.6);
 }
 
+// Its statistics are written by an op in place, which moves their version. The next call of the
+// same layer reads them.
+TEST_F(StockModels, InstanceNormWithRunningStatistics) {
+  nn::Sequential net;
+  const nn::InstanceNorm2d shared(
+      nn::InstanceNorm2dOptions(8).affine(true).track_running_stats(true));
+  net->push_back(nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1)));
+  for (int i = 0; i < 4; ++i) {
+    net->push_back(
+        nn::InstanceNorm2d(nn::InstanceNorm2dOptions(8).affine(true).track_running_stats(true)));
+    net->push_back(nn::ReLU());
+    net->push_back(shared);
+    net->push_back(nn::Conv2d(nn::Conv2dOptions(8, 8, 3).padding(1)));
+  }
+  const auto input = torch::randn({4, 3, 32, 32});
+  compare(
+      *net, [&] { return net->forward(input).square().mean(); }, 0.75);
+}
+
 // Skips that cross many cuts.
 TEST_F(StockModels, UNet) {
   std::vector<nn::Sequential> down, up;

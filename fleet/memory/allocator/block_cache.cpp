@@ -16,6 +16,9 @@ namespace {
 /// Shorter runs are not worth a mapping of their own (the system allows some 65,000).
 constexpr size_t kSmallestPiece = size_t{64} * 1024;
 
+/// Free blocks, rests among them, before neighbours are joined in any case.
+constexpr size_t kManyBlocks = 1024;
+
 size_t whole_pages(size_t bytes) {
   return (bytes + BlockCache::kPage - 1) / BlockCache::kPage * BlockCache::kPage;
 }
@@ -54,12 +57,14 @@ std::unique_ptr<BlockCache::Block> BlockCache::split(Block& block, size_t bytes)
   rest->address = block.address + bytes;
   rest->bytes = block.bytes - bytes;
   rest->freed_at = block.freed_at;
+  rest->is_cut = bytes == 0 && block.is_cut;
   std::vector<size_t> pieces;
   size_t passed = 0;
   for (const size_t piece : block.pieces) {
     const size_t mine = std::min(piece, bytes - std::min(bytes, passed));
     if (mine > 0) pieces.push_back(mine);
     if (mine < piece) rest->pieces.push_back(piece - mine);
+    if (mine > 0 && mine < piece) rest->is_cut = true;
     passed += piece;
   }
   block.pieces = std::move(pieces);
@@ -71,12 +76,37 @@ std::unique_ptr<BlockCache::Block> BlockCache::take(std::map<size_t, Pages>::ite
   auto block = std::move(of_size->second.back());
   of_size->second.pop_back();
   cached_ -= static_cast<int64_t>(block->bytes);
+  --free_blocks_;
   return block;
 }
 
 void BlockCache::keep(std::unique_ptr<Block> block) {
   cached_ += static_cast<int64_t>(block->bytes);
+  ++free_blocks_;
   free_[block->bytes].push_back(std::move(block));
+}
+
+/// Only where it is needed: blocks of the sizes that a step asks for are best left as they are.
+void BlockCache::join_neighbours() {
+  Pages all;
+  for (auto& [size, blocks] : free_) std::ranges::move(blocks, std::back_inserter(all));
+  std::ranges::sort(all, {}, [](const auto& block) { return block->address; });
+  Pages joined;
+  for (auto& block : all) {
+    if (joined.empty() || joined.back()->address + joined.back()->bytes != block->address) {
+      joined.push_back(std::move(block));
+      continue;
+    }
+    auto& before = *joined.back();
+    auto next = block->pieces.begin();
+    if (block->is_cut) before.pieces.back() += *next++;
+    before.pieces.insert(before.pieces.end(), next, block->pieces.end());
+    before.bytes += block->bytes;
+    before.freed_at = std::max(before.freed_at, block->freed_at);
+  }
+  free_.clear();
+  free_blocks_ = joined.size();
+  for (auto& block : joined) free_[block->bytes].push_back(std::move(block));
 }
 
 BlockCache::Pages BlockCache::grab(size_t bytes) {
@@ -85,24 +115,22 @@ BlockCache::Pages BlockCache::grab(size_t bytes) {
   std::lock_guard lock(mutex_);
   if (const auto exact = free_.find(wanted); exact != free_.end() && !exact->second.empty()) {
     pages.push_back(take(exact));
+    pages.back()->is_as_freed = true;
     return pages;
   }
   std::erase_if(free_, [](const auto& of_size) { return of_size.second.empty(); });
+  const bool may_fit = cached_ >= static_cast<int64_t>(wanted);
+  const bool is_in_parts = may_fit && free_.lower_bound(wanted) == free_.end();
+  if (is_in_parts || free_blocks_ > kManyBlocks) join_neighbours();
   size_t have = 0;
   while (have < wanted && !free_.empty()) {
     // The smallest that is enough, else the largest: few pieces, and little is broken up.
-    auto of_size = free_.lower_bound(std::max(wanted - have, kSmallestPiece));
+    auto of_size = free_.lower_bound(have == 0 ? wanted : std::max(wanted - have, kSmallestPiece));
     if (of_size == free_.end()) of_size = std::prev(of_size);
-    if (of_size->first < kSmallestPiece) break;
+    if (of_size->first < std::min(wanted, kSmallestPiece)) break;
     auto block = take(of_size);
     if (of_size->second.empty()) free_.erase(of_size);
-    if (block->bytes > wanted - have) {
-      auto rest = split(*block, wanted - have);
-      if (rest->bytes >= kSmallestPiece)
-        keep(std::move(rest));
-      else
-        unmap_pages(rest->address, rest->bytes);
-    }
+    if (block->bytes > wanted - have) keep(split(*block, wanted - have));
     have += block->bytes;
     pages.push_back(std::move(block));
   }
@@ -111,7 +139,10 @@ BlockCache::Pages BlockCache::grab(size_t bytes) {
 
 void BlockCache::give_back(Pages pages) {
   std::lock_guard lock(mutex_);
-  for (auto& block : pages) keep(std::move(block));
+  for (auto& block : pages) {
+    block->is_as_freed = false;
+    keep(std::move(block));
+  }
 }
 
 /// Moves the pieces of `pages` behind one another; the rest is fresh.
@@ -157,23 +188,25 @@ void* BlockCache::build(Pages pages, int64_t asked, void* tag) {
     block = assemble({}, wanted);
     if (block == nullptr) return nullptr;
   }
+  const bool is_as_freed = std::exchange(block->is_as_freed, false);
   block->asked = asked;
   block->tag = tag;
   void* data = block->address;
   std::lock_guard lock(mutex_);
   live_[data] = std::move(block);
-  live_bytes_ += static_cast<int64_t>(wanted);
-  count_window(wanted);
+  asked_.add(asked);
+  pages_.add(static_cast<int64_t>(wanted));
+  count_window(asked, !is_as_freed);
   return data;
 }
 
-void BlockCache::count_window(size_t bytes) {
-  window_allocated_ += static_cast<int64_t>(bytes);
-  window_peak_ = std::max(window_peak_, live_bytes_);
-  shrink_locked(std::max(window_peak_, previous_window_peak_) - live_bytes_);
-  if (window_allocated_ < kWindowPeaks * window_peak_) return;
-  previous_window_peak_ = window_peak_;
-  window_peak_ = live_bytes_;
+// `has_changed`: what is cached, beside a block that serves a request of its size.
+void BlockCache::count_window(int64_t bytes, bool has_changed) {
+  window_allocated_ += bytes;
+  shrink_locked(has_changed ? asked_.limit() : pages_.limit());
+  if (window_allocated_ < kWindowPeaks * asked_.window_peak) return;
+  asked_.begin_window();
+  pages_.begin_window();
   window_allocated_ = 0;
 }
 
@@ -183,7 +216,8 @@ std::unique_ptr<BlockCache::Block> BlockCache::remove(void* data) {
   if (found == live_.end()) return nullptr;
   auto block = std::move(found->second);
   live_.erase(found);
-  live_bytes_ -= static_cast<int64_t>(block->bytes);
+  asked_.live -= block->asked;
+  pages_.live -= static_cast<int64_t>(block->bytes);
   return block;
 }
 
@@ -203,6 +237,16 @@ void BlockCache::shrink(int64_t bytes) {
   shrink_locked(bytes);
 }
 
+void BlockCache::trim() {
+  std::lock_guard lock(mutex_);
+  shrink_locked(0);
+  for (auto* use : {&asked_, &pages_}) {
+    use->window_peak = use->live;
+    use->previous_window_peak = 0;
+  }
+  window_allocated_ = 0;
+}
+
 void BlockCache::shrink_locked(int64_t bytes) {
   int64_t excess = cached_ - bytes;
   if (excess <= 0) return;
@@ -220,6 +264,7 @@ void BlockCache::shrink_locked(int64_t bytes) {
                                    [&](const auto& one) { return one.get() == block; });
       auto whole = std::move(*at);
       of_size.erase(at);
+      --free_blocks_;
       cached_ -= static_cast<int64_t>(whole->bytes);
       auto end = split(*whole, whole->bytes - whole_pages(static_cast<size_t>(excess)));
       unmap_pages(end->address, end->bytes);
@@ -227,6 +272,7 @@ void BlockCache::shrink_locked(int64_t bytes) {
       break;
     }
     excess -= static_cast<int64_t>(block->bytes);
+    --free_blocks_;
     cached_ -= static_cast<int64_t>(block->bytes);
     unmap_pages(block->address, block->bytes);
     auto& of_size = free_.at(block->bytes);

@@ -271,7 +271,7 @@ int64_t BudgetAllocator::reserved() const {
 }
 
 void BudgetAllocator::trim() {
-  if (kind_ == Kind::kCpu) Cpu::self().cache.shrink(0);
+  if (kind_ == Kind::kCpu) Cpu::self().cache.trim();
 }
 
 }  // namespace fleet::memory

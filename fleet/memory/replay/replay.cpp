@@ -169,6 +169,7 @@ class Replay {
   }
 
   torch::Tensor kept_input(const OpInput& input) const {
+    if (input.constant) return input.constant->tensor();
     if (need_.is_kept_elsewhere(input)) return input.kept->get();
     auto* const kept = need_.find_available(input);
     FLEET_ASSERT(kept, "an available value is gone");

@@ -59,6 +59,7 @@ bool ReplayNeed::is_kept(const OpInput& input) const {
 }
 
 bool ReplayNeed::is_kept_elsewhere(const OpInput& input) const {
+  if (input.constant) return true;
   if (!input.kept) return false;
   const auto owner = input.kept->region();
   // An inner region evicted it and is gone: this region recomputes it.

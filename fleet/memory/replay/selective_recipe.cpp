@@ -20,6 +20,7 @@ Makers SelectiveRecipe::Graph::makers(const OpInput& input) const {
 }
 
 bool SelectiveRecipe::is_kept(const OpInput& input) const {
+  if (input.constant) return true;
   if (!input.kept) return false;
   const auto owner = input.kept->region();
   return !owner || owner->contains(&region_);

@@ -51,12 +51,10 @@ void copy_on_write(const torch::Tensor& tensor) {
   const auto inputs = ReplayInputs::get().in(storage);
   if (inputs.empty()) return;
   const bool is_partial = is_strided(tensor);
-  const auto written = is_partial ? range_of(tensor) : ByteRange();
   for (const auto& kept : inputs) {
     if (!kept->is_intact()) {
       kept->set_lost();
-    } else if (!is_partial || !is_strided(kept->tensor()) ||
-               range_of(kept->tensor()).overlaps(written)) {
+    } else if (!is_partial || !is_strided(kept->tensor()) || may_overlap(kept->tensor(), tensor)) {
       kept->copy_to_own_memory();
     }
   }

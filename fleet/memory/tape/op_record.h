@@ -11,6 +11,7 @@
 #include "fleet/core/generator_state.h"
 #include "fleet/core/op_properties.h"
 #include "fleet/core/torch/call_state.h"
+#include "fleet/memory/replay/constant_input.h"
 #include "fleet/memory/replay/mask_bits.h"
 
 namespace fleet::memory {
@@ -49,6 +50,8 @@ struct OpInput {
   bool written = false;
   bool statistics = false;
   std::shared_ptr<KeptValue> kept;  // its replay input; null: the replay recomputes it
+  std::shared_ptr<const ConstantInput> constant;  // instead of `kept`
+  bool is_kept() const { return kept || constant; }
 };
 
 struct OpOutput {

@@ -248,7 +248,7 @@ void Retention::resolve(SavedSlot& slot, OpRecord* record) {
   } else {
     return;
   }
-  if (profile_ && record) profile_->saved(*record, slot.kept, slot.tensor);
+  if (profile_ && slot.op_index >= 0) profile_->saved(record, slot.kept, slot.tensor);
   slot.kept->add_reader();
   report_.saved_bytes += slot.kept->bytes();
   if (slot.kept->region()) segment_bytes_ += slot.kept->bytes();

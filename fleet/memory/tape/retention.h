@@ -94,7 +94,7 @@ class Retention {
       return record && record->can_replay;
     }
     const std::vector<OpInput>& inputs(int op) const { return records.find(op)->inputs; }
-    bool is_available(const OpInput& input) const { return input.kept != nullptr; }
+    bool is_available(const OpInput& input) const { return input.is_kept(); }
     Makers makers(const OpInput& input) const { return provenance.makers_of(input.value); }
   };
 

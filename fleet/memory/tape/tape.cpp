@@ -133,10 +133,19 @@ std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> Tape::storages_from_outsi
 }
 
 void Tape::accept_write(const OpRecord& record) const {
-  if (!record.traits->writes) return;
+  if (!record.traits->writes && !record.traits->has_statistics) return;
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (record.inputs[i].written) after_write(arguments_[i]);
+    const auto& input = record.inputs[i];
+    // A replay updates a copy of statistics: what they are does not matter to it.
+    if (input.written || input.statistics) after_write(arguments_[i]);
   }
+}
+
+// By a factory, or by an op that is not replayed, in this forward.
+bool Tape::is_made_outside(int value) const {
+  const int storage = values_.storage_id_of(value);
+  return storage >= 0 && !values_.storage(storage).predates_forward &&
+         !values_.defining_region_of(value);
 }
 
 // Values from other regions are what a replay starts from.
@@ -144,6 +153,10 @@ void Tape::keep_inputs(OpRecord& record) {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     auto& input = record.inputs[i];
     if (retention_.is_inside(input.value)) continue;
+    if (is_made_outside(input.value) && !input.written && !record.traits->is_view) {
+      input.constant = ConstantInput::of(arguments_[i]);
+      if (input.constant) continue;
+    }
     input.kept =
         retention_.kept(input.value, arguments_[i], record.index, Retention::Use::kReplayInput);
     input.kept->become_replay_input();
@@ -180,6 +193,23 @@ void Tape::read_results(OpRecord& record, const torch::jit::Stack& stack) {
     } else if (stack[i].isTensorList()) {
       for (const auto& tensor : stack[i].toTensorVector()) add(tensor);
     }
+  }
+}
+
+// No replay calls an op that saved nothing and whose results all came from outside, such as a slice
+// of a buffer that a factory made. As a replay input, that buffer would be copied before each
+// write.
+void Tape::release_inputs(OpRecord& record) const {
+  if (record.saves > 0 || record.traits->writes) return;
+  const bool is_wanted = std::ranges::any_of(record.outputs, [&](const OpOutput& output) {
+    return output.value >= 0 && values_.defining_region_of(output.value);
+  });
+  if (is_wanted) return;
+  record.can_replay = false;
+  record.rng_state.reset();
+  for (auto& input : record.inputs) {
+    input.kept.reset();
+    input.constant.reset();
   }
 }
 
@@ -224,6 +254,7 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   accept_write(*record);
   note_writes(*record);
   read_results(*record, *stack);
+  release_inputs(*record);
   retention_.add(record, seconds);
   if (profile_) {
     profile_->op_ended(*record, arguments_);
@@ -235,14 +266,16 @@ void Tape::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 std::unique_ptr<compat::SavedTensor> Tape::save(const torch::Tensor& tensor) {
   auto slot = std::make_shared<SavedSlot>(tensor);
   ++report_.saves;
+  if (profile_) slot->profiler = profile_->profiler();
+  slot->replays = replays_;
   if (running_) {
     slot->save = running_->saves++;
     slot->op = &running_->traits->name;
     slot->op_index = running_->index;
-    if (profile_) slot->profiler = profile_->profiler();
-    slot->replays = replays_;
     saved_now_.push_back(slot);
   } else {
+    // By a custom function, behind its last op: its backward comes where that of the op would.
+    slot->op_index = next_op() - 1;
     retention_.resolve(*slot, nullptr);
   }
   return std::make_unique<SlotHandle>(std::move(slot));

@@ -76,9 +76,11 @@ class Tape final : public compat::OpObserver, public compat::SaveObserver {
   void read_arguments(OpRecord& record, const torch::jit::Stack& stack);
   void copy_before_write(const OpRecord& record);
   void accept_write(const OpRecord& record) const;
+  bool is_made_outside(int value) const;
   void keep_inputs(OpRecord& record);
   void note_writes(const OpRecord& record);
   void read_results(OpRecord& record, const torch::jit::Stack& stack);
+  void release_inputs(OpRecord& record) const;
 
   TapePolicy& policy_;
   TapeReport report_;

@@ -33,6 +33,10 @@ inline ByteRange range_of(const torch::Tensor& strided) {
   return {.begin = begin, .end = begin + elements * size};
 }
 
+/// False only if no element of one strided tensor lies in an element of the other, both in one
+/// storage: columns of a matrix lie between one another, and do not overlap.
+bool may_overlap(const torch::Tensor& a, const torch::Tensor& b);
+
 /// A whole storage as a tensor of bytes. Neither autograd nor a tape records this.
 inline torch::Tensor bytes_of(const c10::Storage& storage) {
   const compat::NoInterceptScope unrecorded;

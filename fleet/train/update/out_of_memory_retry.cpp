@@ -4,6 +4,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/error_message.h"
 #include "fleet/core/text/format.h"
+#include "fleet/memory/allocator/budget_exceeded.h"
 
 namespace fleet {
 
@@ -50,7 +51,7 @@ void OutOfMemoryRetry::run(const BatchShape& batch,
   for (;;) {
     const auto ranges = ranges_of(batch);
     try {
-      work(micro_batches_of(batch, ranges));
+      memory::with_budget_errors([&] { work(micro_batches_of(batch, ranges)); });
     } catch (const c10::OutOfMemoryError& error) {
       if (!is_first || !recover(batch, ranges, error)) throw;
       continue;

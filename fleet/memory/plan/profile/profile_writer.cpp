@@ -22,6 +22,17 @@ int ProfileWriter::block_of(int storage, int op) {
   return entry.block;
 }
 
+// What a factory made, or an op that is not replayed: no plan decides on it, but it takes memory
+// until the program, autograd and the replays' inputs have let go of it.
+void ProfileWriter::add_outside(int storage, int op) {
+  if (storage < 0) return;
+  auto& entry = values_.storage(storage);
+  if (entry.block >= 0 || entry.predates_forward) return;
+  const auto bytes = counted_bytes(entry.storage._unsafe_get_target()->nbytes());
+  entry.block = profiler_->add_block({.bytes = bytes, .made = op});
+  watched_.push_back(storage);
+}
+
 void ProfileWriter::starts_from(const OpRecord& record, int value,
                                 const std::shared_ptr<KeptValue>& kept) {
   if (!values_.defining_region_of(value)) return;
@@ -32,7 +43,9 @@ void ProfileWriter::op_begins(const OpRecord& record) {
   std::erase_if(watched_, [&](int storage) {
     const auto& entry = values_.storage(storage);
     const bool held =
-        std::ranges::any_of(entry.values, [&](int value) { return values_[value].is_held(); });
+        entry.defining_region
+            ? std::ranges::any_of(entry.values, [&](int value) { return values_[value].is_held(); })
+            : entry.storage.use_count() > 0;
     if (!held) profiler_->block(entry.block).dead = record.index;
     return !held;
   });
@@ -50,6 +63,7 @@ void ProfileWriter::op_ended(const OpRecord& record, const std::vector<torch::Te
   };
   const auto& provenance = *values_.provenance();
   for (const auto& input : record.inputs) {
+    if (input.constant) op.constant_bytes += input.constant->bytes();
     const auto& value = provenance.value(input.value);
     if (!is_inside(value)) continue;
     if (value.producer >= 0) add_once(op.needs, value.producer);
@@ -63,7 +77,10 @@ void ProfileWriter::op_ended(const OpRecord& record, const std::vector<torch::Te
   for (const auto& output : record.outputs) {
     if (output.value < 0) continue;
     const auto& value = provenance.value(output.value);
-    if (!is_inside(value)) continue;
+    if (!is_inside(value)) {
+      add_outside(value.storage, record.index);
+      continue;
+    }
     const bool is_new = values_.storage(value.storage).block < 0;
     const int block = block_of(value.storage, record.index);
     if (!is_new) continue;
@@ -72,20 +89,20 @@ void ProfileWriter::op_ended(const OpRecord& record, const std::vector<torch::Te
   }
 }
 
-void ProfileWriter::saved(const OpRecord& record, const std::shared_ptr<KeptValue>& kept,
+void ProfileWriter::saved(const OpRecord* record, const std::shared_ptr<KeptValue>& kept,
                           const torch::Tensor& tensor) {
   auto& op = profiler_->op();
   const auto& origin = kept->origin();
   int block = -1;
   if (origin.value >= 0) {
-    block = block_of(values_.storage_id_of(origin.value), record.index);
+    block = block_of(values_.storage_id_of(origin.value), profiler_->last_op());
   } else {
     const auto bytes = counted_bytes(tensor.storage().nbytes());
     block = profiler_->add_block({.bytes = bytes,
-                                  .made = record.index,
-                                  .dead = record.index,
+                                  .made = record->index,
+                                  .dead = record->index,
                                   .is_mask = origin.save >= 0 &&
-                                             record.traits->mask_save == origin.save &&
+                                             record->traits->mask_save == origin.save &&
                                              MaskBits::can_hold(tensor),
                                   .element_size = tensor.element_size()});
     op.makes.push_back(block);

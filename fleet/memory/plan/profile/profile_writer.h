@@ -24,16 +24,17 @@ class ProfileWriter {
   void starts_from(const OpRecord& record, int value, const std::shared_ptr<KeptValue>& kept);
   void op_begins(const OpRecord& record);
   void op_ended(const OpRecord& record, const std::vector<torch::Tensor>& arguments);
-  /// Autograd saved `tensor`, which `kept` holds.
-  void saved(const OpRecord& record, const std::shared_ptr<KeptValue>& kept,
+  /// Autograd saved `tensor`, which `kept` holds, inside this op; null: after the last one.
+  void saved(const OpRecord* record, const std::shared_ptr<KeptValue>& kept,
              const torch::Tensor& tensor);
 
  private:
   int block_of(int storage, int op);
+  void add_outside(int storage, int op);
 
   std::shared_ptr<Profiler> profiler_;
   TapeValues& values_;
-  std::vector<int> watched_;  // storage ids that the user's program held when last seen
+  std::vector<int> watched_;  // storage ids that were held when last seen
 };
 
 }  // namespace fleet::memory

@@ -27,6 +27,7 @@ class Profiler final : public ReplayObserver {
   void op_begins(int op);
   void op_returned();
   StepProfile::Op& op() { return profile_.ops.back(); }
+  int last_op() const { return static_cast<int>(profile_.ops.size()) - 1; }
   int add_block(const StepProfile::Block& block);
   void kept(int block, const std::shared_ptr<KeptValue>& kept);
   StepProfile::Block& block(int number) { return profile_.blocks[static_cast<size_t>(number)]; }

@@ -22,8 +22,8 @@ StepProfile StepProfile::scaled(double factor) const {
   };
   for (auto& block : profile.blocks) scale(block.bytes);
   for (auto& op : profile.ops) {
-    for (int64_t* bytes :
-         {&op.transient, &op.made_bytes, &op.gradient_bytes, &op.backward_transient}) {
+    for (int64_t* bytes : {&op.transient, &op.made_bytes, &op.constant_bytes, &op.gradient_bytes,
+                           &op.backward_transient}) {
       scale(*bytes);
     }
     for (double* amount :

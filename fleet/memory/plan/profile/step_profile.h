@@ -28,17 +28,22 @@ struct StepProfile {
   struct Op {
     std::string name;
     double seconds = 0;
-    double replay_seconds = 0;  // in a replay; estimated if it was not replayed
-    int64_t transient = 0;      // bytes allocated and freed inside it
-    int64_t made_bytes = 0;     // of its results
-    std::vector<int> saves;     // blocks that autograd saved
-    std::vector<int> reads;     // blocks
-    std::vector<int> needs;     // ops that made what it reads
-    std::vector<int> makes;     // blocks
+    double replay_seconds = 0;   // in a replay; estimated if it was not replayed
+    int64_t transient = 0;       // bytes allocated and freed inside it
+    int64_t made_bytes = 0;      // of its results
+    int64_t constant_bytes = 0;  // of inputs that a replay fills with one number
+    std::vector<int> saves;      // blocks that autograd saved
+    std::vector<int> reads;      // blocks
+    std::vector<int> needs;      // ops that made what it reads
+    std::vector<int> makes;      // blocks
     bool can_replay = true;
     bool is_view = false;
     bool is_inside_recompute = false;  // and not its first op: no cut can come before it
     OpCost cost;
+    /// The most that a replay takes beside what is replayed before it and its results.
+    int64_t replay_transient() const {
+      return (transient > made_bytes ? transient - made_bytes : 0) + constant_bytes;
+    }
     // Of the backward node that read its saves:
     bool has_backward = false;
     int64_t gradient_bytes = 0;      // alive beside what the forward made

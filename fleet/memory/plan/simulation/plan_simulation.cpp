@@ -148,7 +148,7 @@ PlanSimulation::Interval PlanSimulation::interval(int begin, int end, bool is_dr
   for (const int k : outcome.replayed) {
     const auto& op = profile_.ops[static_cast<size_t>(k)];
     height = std::max(height, result.held + replay[static_cast<size_t>(k - begin)] + at_end +
-                                  std::max<int64_t>(op.transient - op.made_bytes, 0));
+                                  op.replay_transient());
   }
   result.need = height;
   if (result.may_offload > 0) {
@@ -308,8 +308,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
     auto& height = replay_height[static_cast<size_t>(outcome->starts)];
     for (const int k : outcome->replayed) {
       const auto& op = profile_.ops[static_cast<size_t>(k)];
-      height = std::max(height, replay[static_cast<size_t>(k) - begin] +
-                                    std::max<int64_t>(op.transient - op.made_bytes, 0));
+      height = std::max(height, replay[static_cast<size_t>(k) - begin] + op.replay_transient());
     }
   }
   for (auto* const changes : {&change_forward, &change_backward, &extra, &selective.stays}) {

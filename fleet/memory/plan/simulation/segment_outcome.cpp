@@ -221,7 +221,7 @@ int64_t SegmentSimulation::height_of(const SegmentOutcome::Selective& selective)
   std::vector<int> made;
   int64_t live = 0, height = 0;
   for (const int k : ops) {
-    height = std::max(height, live + std::max(op(k).made_bytes, op(k).transient));
+    height = std::max(height, live + op(k).made_bytes + op(k).replay_transient());
     for (const int b : op(k).makes) {
       if (!is_wanted(b) && last_reader_[static_cast<size_t>(b)] <= k) continue;
       live += block(b).bytes;
