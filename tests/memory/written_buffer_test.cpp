@@ -326,7 +326,7 @@ INSTANTIATE_TEST_SUITE_P(Programs, WrittenBuffer, ::testing::Range<size_t>(0, pr
 
 // ---- inputs of replays that are filled with one number
 
-TEST(ConstantInput, IsMadeAgainFromOneElement) {
+TEST(ConstantInput, IsFilledFromOneElement) {
   const auto transposed = torch::full({64, 32}, -0.0).t();
   const auto constant = ConstantInput::of(transposed);
   ASSERT_TRUE(constant);

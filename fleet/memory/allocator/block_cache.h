@@ -40,7 +40,7 @@ class BlockCache {
     char* address = nullptr;
     size_t bytes = 0;
     std::vector<size_t> pieces;
-    bool is_cut = false;       // the first piece goes on from what lies before it
+    bool is_cut = false;       // the first piece is the rest of the one before it
     bool is_as_freed = false;  // it serves a request of its size
     uint64_t freed_at = 0;
     int64_t asked = 0;    // of the tensor that lives in it
