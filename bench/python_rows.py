@@ -101,7 +101,7 @@ def measure(name, batch, way, budget=None):
         testing.reset_peak()
         begin = time.perf_counter()
         if way.startswith("fleet") and step > 0:  # gradients and the optimizer's state exist
-            memory_budget = memory_budget or fleet.MemoryBudget(str(live + int(budget[0])), offload="offload" in way)
+            memory_budget = memory_budget or fleet.MemoryBudget(f"{live + int(budget[0])}B", offload="offload" in way)
             memory_budget.step(lambda: loss(0, batch))
         elif way == "save_on_cpu":
             with torch.autograd.graph.save_on_cpu():

@@ -27,8 +27,7 @@ namespace {
 RecomputeConfigs configs_of(const MemoryBudgetOptions& options) {
   if (!memory::BudgetAmount::parse(options.budget)) {
     throw UsageError("memory", format("'{}' is no amount of memory", options.budget),
-                     "write a size like 8GiB, a fraction of what this process may have like 60%, "
-                     "or of what plain training takes like \"50% of plain\"");
+                     memory::BudgetAmount::fix_for(options.budget));
   }
   RecomputeConfigs configs;
   configs.memory_budget = options.budget;

@@ -19,12 +19,11 @@
 
 namespace fleet::python {
 
-// A number this small was meant in another unit.
 std::string budget_text(const py::object& budget) {
-  constexpr int64_t kLeast = 1 << 20;
   if (py::isinstance<py::str>(budget)) return budget.cast<std::string>();
   const bool is_whole = py::isinstance<py::int_>(budget) && !py::isinstance<py::bool_>(budget);
-  if (is_whole && budget.cast<int64_t>() >= kLeast) return std::to_string(budget.cast<int64_t>());
+  const auto text = std::string(py::str(budget));
+  if (is_whole && memory::BudgetAmount::parse(text)) return text;
   throw UsageError("memory",
                    format("the budget is {}{}", std::string(py::str(budget)),
                           is_whole ? " bytes" : ", which is no amount of memory"),
@@ -67,8 +66,7 @@ PlanView plan_on_meta(const py::object& loss, const py::object& given, double gf
   const auto amount = memory::BudgetAmount::parse(budget);
   if (!amount) {
     throw UsageError("plan", format("'{}' is no amount of memory", budget),
-                     "write a size like 8GiB, a fraction of what this process may have like 60%, "
-                     "or of what plain training takes like \"50% of plain\"");
+                     memory::BudgetAmount::fix_for(budget));
   }
   auto profile = std::make_shared<memory::StepProfile>();
   {

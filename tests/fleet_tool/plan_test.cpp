@@ -129,6 +129,11 @@ TEST(PlanTest, ExplainsFlagsThatAreWrong) {
                    }),
                    "--budget: 'much' is no amount of memory", "write a size such as 32GiB"));
   EXPECT_TRUE(says(error_message_of<UsageError>([] {
+                     output_of({"plan", "--budget", "24"});
+                   }),
+                   "--budget: '24' is no amount of memory",
+                   "write a size with its unit, such as 24GiB"));
+  EXPECT_TRUE(says(error_message_of<UsageError>([] {
                      output_of({"plan", "--model", "bert-huge"});
                    }),
                    "bert-large"));

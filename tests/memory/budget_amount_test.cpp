@@ -29,6 +29,19 @@ TEST(BudgetAmountTest, HasThreeUnits) {
   }
 }
 
+TEST(BudgetAmountTest, AFewBytesWereMeantInAnotherUnit) {
+  for (const char* text : {"60", "0.5", "1048575", "6e1"}) {
+    EXPECT_FALSE(BudgetAmount::parse(text)) << text;
+  }
+  EXPECT_EQ(BudgetAmount::parse("60B")->bytes, 60);
+  EXPECT_EQ(BudgetAmount::parse("1048576")->bytes, 1 << 20);
+  EXPECT_EQ(BudgetAmount::fix_for("60"),
+            "write 60% of what this rank may have, \"60% of plain\" training, or a size with its "
+            "unit like 60MiB");
+  EXPECT_EQ(BudgetAmount::fix_for("4096"), "write a size with its unit like 4096MiB");
+  EXPECT_EQ(BudgetAmount::fix_for("60GB of plain"), BudgetAmount::fix_for("much"));
+}
+
 TEST(BudgetAmountTest, ASharesOfTheLimitIsDividedAmongTheRanksOfTheHost) {
   const MemoryLimit limit{.bytes = 16 * kGiB, .source = "control group /job"};
   const auto half = *BudgetAmount::parse("50%");

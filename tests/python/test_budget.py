@@ -181,6 +181,12 @@ def test_what_is_no_amount_is_refused(text):
     assert "8GiB" in error.value.fix
 
 
+def test_a_few_bytes_were_meant_in_another_unit():
+    with pytest.raises(fleet.UsageError, match="'60' is no amount of memory") as error:
+        fleet.MemoryBudget("60")
+    assert "60%" in error.value.fix and "60MiB" in error.value.fix
+
+
 def test_a_closure_without_a_tensor_is_refused():
     with pytest.raises(fleet.UsageError, match="returned NoneType"):
         fleet.MemoryBudget("1GiB").step(lambda: None)

@@ -63,7 +63,7 @@ def train(make, share=None, of=None, steps=5, step=None):
             loss = loss_of(model)
             loss.backward()
         else:
-            budget = budget or fleet.MemoryBudget(str(live + int(of * share)))
+            budget = budget or fleet.MemoryBudget(f"{live + int(of * share)}B")
             try:
                 loss = (step or default_step)(budget, lambda: loss_of(model))
             except fleet.Error as error:

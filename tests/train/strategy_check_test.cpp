@@ -95,15 +95,18 @@ TEST(StrategyCheckTest, RecomputeNeedsCutsOrABudgetAndNotBoth) {
       (Lines{"recompute_configs.checkpoints says where to cut, "
              "recompute_configs.memory_budget asks to search for it; give one of them",
              "recompute_configs.memory_budget: 'much' is no amount of memory; write a size "
-             "like 12GiB, a fraction of what this rank may have like 60%, or of what plain "
+             "like 8GiB, a fraction of what this rank may have like 60%, or of what plain "
              "training takes like \"50% of plain\"",
              "recompute_configs.checkpoints: 'a' is named twice"}));
   for (const auto* wrong : {"0", "-5%", "101%", "%", "12", "nan%"}) {
-    const bool plain_bytes = std::string(wrong) == "12";
     EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = wrong}}).size(),
-              plain_bytes ? 0u : 1u)
+              1U)
         << wrong;
   }
+  EXPECT_EQ(problems({.recompute = true, .recompute_configs = {.memory_budget = "60"}}),
+            Lines{"recompute_configs.memory_budget: '60' is no amount of memory; write 60% of what "
+                  "this rank may have, \"60% of plain\" training, or a size with its unit like "
+                  "60MiB"});
 }
 
 TEST(StrategyCheckTest, OffloadNeedsRecompute) {

@@ -317,9 +317,11 @@ int plan(int argc, char** argv) {
         "plan", format("--budget: {} is more than one process can have", byte_size_text(budget)),
         "give the memory of one rank, such as 32GiB");
   }
-  if (budget <= 0) {
+  if (budget <= 0 || lacks_unit(options.budget)) {
     throw UsageError("plan", format("--budget: '{}' is no amount of memory", options.budget),
-                     "write a size such as 32GiB");
+                     budget <= 0
+                         ? std::string("write a size such as 32GiB")
+                         : format("write a size with its unit, such as {}GiB", options.budget));
   }
   const std::vector<OutputPlace> outputs = {{options.svg, "--svg", "plan"},
                                             {options.json, "--json", "plan"}};

@@ -39,6 +39,11 @@ std::optional<int64_t> byte_size(std::string_view text) {
   return {};
 }
 
+bool lacks_unit(std::string_view text) {
+  const auto bytes = byte_size(text).value_or(0);
+  return bytes > 0 && bytes < (1 << 20) && text.find_first_not_of("0123456789.eE+-") == text.npos;
+}
+
 std::string byte_size_text(int64_t bytes) {
   if (bytes < 1024 && bytes > -1024) return format("{} B", bytes);
   constexpr std::array<const char*, 4> units = {"KiB", "MiB", "GiB", "TiB"};

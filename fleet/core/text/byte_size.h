@@ -12,6 +12,9 @@ namespace fleet {
 /// TiB in 1024s; nothing when the text is not such a size.
 std::optional<int64_t> byte_size(std::string_view text);
 
+/// A number below 1 MiB without a unit, such as "60": it was hardly meant in bytes.
+bool lacks_unit(std::string_view text);
+
 /// The other way, for people: "512 B", "24.04 MiB".
 std::string byte_size_text(int64_t bytes);
 

@@ -19,11 +19,24 @@ void skip_spaces(std::string_view& text) {
 
 }  // namespace
 
+std::string BudgetAmount::fix_for(std::string_view text) {
+  if (!lacks_unit(text)) {
+    return "write a size like 8GiB, a fraction of what this rank may have like 60%, or of what "
+           "plain training takes like \"50% of plain\"";
+  }
+  const auto mebibytes = format("{}MiB", text);
+  return parse(format("{}%", text)) ? format(
+                                          "write {0}% of what this rank may have, \"{0}% of "
+                                          "plain\" training, or a size with its unit like {1}",
+                                          text, mebibytes)
+                                    : format("write a size with its unit like {}", mebibytes);
+}
+
 std::optional<BudgetAmount> BudgetAmount::parse(std::string_view text) {
   const auto percent = text.find('%');
   if (percent == text.npos) {
     const auto bytes = byte_size(text).value_or(0);
-    if (bytes <= 0) return {};
+    if (bytes <= 0 || lacks_unit(text)) return {};
     return BudgetAmount{.unit = Unit::kBytes, .bytes = bytes};
   }
   double number = 0;

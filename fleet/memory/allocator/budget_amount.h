@@ -23,8 +23,10 @@ struct BudgetAmount {
   int64_t bytes = 0;    // of kBytes
   double fraction = 0;  // of the others, above 0 and at most 1
 
-  /// Empty if the text is no such amount, or zero.
+  /// Empty if the text is no such amount, or zero, or `lacks_unit`.
   static std::optional<BudgetAmount> parse(std::string_view text);
+  /// What to write instead of a text that `parse` does not accept.
+  static std::string fix_for(std::string_view text);
 
   /// In bytes; for a fraction of plain, until that is known: all that the rank may have.
   int64_t of(const MemoryLimit& limit, int ranks_on_host) const;

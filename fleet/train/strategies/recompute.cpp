@@ -54,11 +54,9 @@ void check_recompute(StrategyCheck& check) {
         "asks to search for it; give one of them");
   }
   if (searched && !memory::BudgetAmount::parse(configs.memory_budget)) {
-    check.problem(
-        format("recompute_configs.memory_budget: '{}' is no amount of memory; write a size "
-               "like 12GiB, a fraction of what this rank may have like 60%, or of what plain "
-               "training takes like \"50% of plain\"",
-               configs.memory_budget));
+    check.problem(format("recompute_configs.memory_budget: '{}' is no amount of memory; {}",
+                         configs.memory_budget,
+                         memory::BudgetAmount::fix_for(configs.memory_budget)));
   }
   if (configs.enable_offload && !strategy.recompute) {
     check.problem(
