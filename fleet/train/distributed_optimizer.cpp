@@ -6,6 +6,7 @@
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
 #include "fleet/core/log.h"
+#include "fleet/core/log_subject.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/memory_counter.h"
@@ -86,6 +87,7 @@ Loss DistributedOptimizer::compute_loss(const MicroBatch& micro_batch, const Sli
 void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, const Loss& value,
                                              UpdateReport& report) {
   auto& s = *state_;
+  const log::SubjectScope subject(s.subject->text());
   const auto loss = read_loss(value, micro_batch.weight, micro_batch.samples());
   const double mean = loss.mean();
   // With amp all ranks skip the update together.
@@ -142,6 +144,7 @@ std::optional<optim::GradientHealth> DistributedOptimizer::check(const ReducedMe
   const auto bad = health.first_bad ? s.arena->spans()[*health.first_bad].name : std::string();
   if (s.amp && !(health.is_finite() && std::isfinite(report.loss))) {
     report.skipped = true;
+    const log::SubjectScope subject(s.subject->text());
     s.amp->skip(
         *s.arena,
         {.update = updates() + 1, .loss = report.loss, .gradient = bad, .is_local = s.is_local()});
@@ -218,6 +221,7 @@ UpdateReport DistributedOptimizer::report_of_call(const std::function<void(Updat
   report.update = updates();
   report.seconds += seconds_since(begin);  // to those of the user's own forward
   report.total_seconds = s.total_seconds += report.seconds;
+  const log::SubjectScope subject(s.subject->text());
   report.memory = s.memory ? s.memory->report_of_call(report.updated, s.window.is_open())
                            : s.plain_memory->report(report.updated, s.window.is_open());
   if (s.strategy.recompute_configs.plan_only && !s.window.is_open()) s.end_if_planned();

@@ -111,7 +111,11 @@ class BatchLineTest : public ::testing::Test {
     });
   }
 
+  struct Generator : torch::nn::LinearImpl {
+    using LinearImpl::LinearImpl;
+  };
   torch::nn::Linear net_{4, 2};
+  std::shared_ptr<Generator> generator_ = std::make_shared<Generator>(4, 2);
   const Batch batch_{torch::ones({24, 4}), torch::ones({24})};
   const DistributedStrategy merge_{.gradient_merge = true,
                                    .gradient_merge_configs = {.k_steps = 4}};
@@ -145,6 +149,37 @@ TEST_F(BatchLineTest, ComesOnceWithTheFirstOfTheCallsThatAccumulate) {
               training.end_epoch();
             }),
             "");
+}
+
+// A program may train several models: each line says whose it is. Alone, there is nothing to say.
+TEST_F(BatchLineTest, OfSeveralOptimizersSaysWhoseItIs) {
+  const auto generator = std::make_shared<Generator>(4, 2);
+  auto own = std::make_unique<DistributedOptimizer>(optimizer({}));
+  auto other = distributed_optimizer(optim::Momentum(generator, {.lr = 0.1}));
+  const auto step = [&](DistributedOptimizer& training, torch::nn::LinearImpl& net) {
+    training.minimize(batch_,
+                      [&](const Batch& b) -> Loss { return net.forward(b.data).square().mean(); });
+  };
+  ::testing::internal::CaptureStdout();
+  for (int i = 0; i < 2; ++i) {
+    step(*own, *net_);
+    step(other, *generator);
+  }
+  auto text = ::testing::internal::GetCapturedStdout();
+  EXPECT_TRUE(says(text, "[batch] SGD of Linear: global batch 24 = ",
+                   "[batch] Momentum of Generator: global batch 24 = ",
+                   "[memory] SGD of Linear: plain training takes ",
+                   "[memory] Momentum of Generator: plain training takes "));
+  auto same = distributed_optimizer(optim::Momentum(generator_, {.lr = 0.1}));
+  EXPECT_TRUE(printed([&] {
+                step(same, *generator_);
+              }).starts_with("[batch] Momentum of Generator (2 of 2): global batch 24 = "));
+  own.reset();
+  auto alone = printed_on_two_ranks({}, [](auto& training, auto& net, const Batch& batch) {
+    return training.minimize(
+        batch, [&](const Batch& b) -> Loss { return net->forward(b.data).square().mean(); });
+  });
+  EXPECT_TRUE(alone.starts_with("[batch] global batch 25 on 2 ranks")) << alone;
 }
 
 TEST_F(BatchLineTest, OfCallsIsInMicroBatchesSinceNobodyTellsTheirSamples) {

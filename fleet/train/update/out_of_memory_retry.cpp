@@ -3,6 +3,8 @@
 
 #include "fleet/core/error.h"
 #include "fleet/core/error_message.h"
+#include "fleet/core/log.h"
+#include "fleet/core/log_subject.h"
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_exceeded.h"
 
@@ -66,6 +68,7 @@ bool OutOfMemoryRetry::recover(const BatchShape& batch, const Ranges& ranges,
                                const c10::OutOfMemoryError& error) {
   if (!batch.can_slice && !stack_.memory) return false;
   if (!may_restart(error)) return false;
+  const log::SubjectScope subject(stack_.subject->text());
   const bool is_merged = stack_.strategy.gradient_merge;
   const bool can_split = batch.can_slice && stack_.micro_batch->can_split(ranges, is_merged);
   const bool has_another_plan = stack_.memory && stack_.memory->replan(can_split);
@@ -99,6 +102,7 @@ void OutOfMemoryRetry::succeeded(const BatchShape& batch, const Ranges& ranges) 
   if (batch.is_micro_batch) return;
   stack_.micro_batch->close_window(ranges);
   if (!batch.can_slice || !may_choose_size()) return;
+  const log::SubjectScope subject(stack_.subject->text());
   const auto largest = stack_.micro_batch->largest_size(stack_.merge, batch.samples);
   stack_.micro_batch->prefer(stack_.memory->fastest_micro_batch(largest));
 }

@@ -28,6 +28,7 @@ TrainingStack::TrainingStack(std::unique_ptr<optim::Optimizer> own_optimizer,
                                               .is_elastic = comm->elastic() != nullptr});
   strategy = asked_strategy.resolved().strategy;
   optimizer = layer_wise_optimizer(std::move(own_optimizer), strategy);
+  subject = std::make_unique<Subject>(comm, *optimizer);
   log::plain(strategy.overview());
   for (const auto& remark : remarks) log::info("strategy", remark);
   for (const auto& line : overridden_by_program(asked_strategy)) log::warn("strategy", line);

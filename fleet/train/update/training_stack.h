@@ -23,6 +23,7 @@
 #include "fleet/train/update/loss_normalizer.h"
 #include "fleet/train/update/mixed_precision.h"
 #include "fleet/train/update/sample_offsets.h"
+#include "fleet/train/update/subject.h"
 #include "fleet/train/update/training_counters.h"
 #include "fleet/train/update/update_hook.h"
 
@@ -65,6 +66,7 @@ struct TrainingStack {
   void set_counters(const TrainingCounters& counters);
 
   std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<Subject> subject;
   DistributedStrategy strategy;  // resolved
   std::shared_ptr<comm::Communicator> comm;
   std::shared_ptr<comm::Communicator> norm_comm;  // for sync_batch_norm; null: off

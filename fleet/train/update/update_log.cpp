@@ -5,6 +5,7 @@
 
 #include "fleet/comm/rendezvous/peer_watch.h"
 #include "fleet/core/log.h"
+#include "fleet/core/log_subject.h"
 #include "fleet/core/text/format.h"
 
 namespace fleet {
@@ -33,6 +34,7 @@ void UpdateLog::batch(const WindowSamples& own, BatchForm form) {
                                    .k_steps = stack_.merge.calls_per_update(),
                                    .ranks = stack_.comm->size(),
                                    .is_local = is_local_};
+  const log::SubjectScope subject(stack_.subject->text());
   log::info("batch", arithmetic.text());
 }
 
@@ -50,6 +52,7 @@ void UpdateLog::discarded_gradients() {
   const auto& arena = *stack_.arena;
   const auto first = arena.first_discarded();
   if (!first || std::exchange(has_logged_discarded_, true)) return;
+  const log::SubjectScope subject(stack_.subject->text());
   log::info("minimize",
             format("a backward outside of this optimizer's own calls reached {} of its {} "
                    "parameters (the first is '{}') while gradients were being accumulated; such "
