@@ -100,7 +100,6 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
   if (micro_batch.is_last && overlap) s.window.arm(requested);
   s.arena->set_gradient_policy(ParameterArena::GradientPolicy::kAccumulate);
   if (s.normalizer->must_defer()) {
-    if (s.memory) s.memory->set_backwards(static_cast<int>(loss.terms.size()));
     s.normalizer->defer(loss, s.loss_scale());
   } else {
     const auto scaled = s.normalizer->scaled(loss, s.loss_scale());

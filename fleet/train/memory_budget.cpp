@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
+
 #include "fleet/comm/communicator.h"
 #include "fleet/comm/world.h"
 #include "fleet/core/allocation_tag.h"
@@ -136,35 +138,61 @@ struct MemoryBudget::State {
   explicit State(const MemoryBudgetOptions& options)
       : strategy(configs_of(options), is_initialized() ? world()->ranks_on_host() : 1) {}
 
-  // A forward whose backward never came is forgotten.
-  void drop_pending() {
+  // A forward whose backward never came is forgotten. One whose graph was kept, and is gone, was a
+  // step.
+  void end_pending() {
     const std::scoped_lock lock(mutex);
-    if (std::exchange(waits_for_backward, false)) strategy.forget();
     ++forwards;
     enforced.reset();
+    const auto before = std::exchange(stage, Stage::kIdle);
+    if (before == Stage::kBetweenBackwards) {
+      memory::BudgetAllocator::cpu()
+          .counter()
+          .take_call_peak();  // what came since is no part of it
+      end_step(/*is_continued=*/true);
+    } else if (before == Stage::kBeforeBackward) {
+      strategy.forget();
+    }
   }
 
-  // Inside the first backward of the graph of that forward, on whichever thread. False: not one
-  // that ends the step.
+  // Inside a backward of the graph of that forward, on whichever thread. False: it is not one of
+  // the step.
   bool begin_backward(int64_t of_forward, bool& is_inside) {
     const std::scoped_lock lock(mutex);
-    if (of_forward != forwards) return false;
-    is_inside = !waits_for_backward;
-    if (is_inside) return false;
+    if (of_forward != forwards || stage == Stage::kIdle) return false;
+    is_inside |= stage == Stage::kForward;
+    if (stage == Stage::kForward) return false;
     enforced = std::make_unique<MemoryStrategy::Enforced>(&strategy);
     return true;
   }
 
-  void end_backward(int64_t of_forward, bool succeeded) {
+  // `keeps_graph`: another one may follow.
+  void end_backward(int64_t of_forward, bool keeps_graph, bool succeeded) {
     const std::scoped_lock lock(mutex);
-    if (of_forward != forwards || !std::exchange(waits_for_backward, false)) return;
+    if (of_forward != forwards || stage == Stage::kIdle) return;
     const auto in_force = std::exchange(enforced, nullptr);
-    if (succeeded) {
-      strategy.end_backward();
-      report = strategy.report_of_call(/*updated=*/true, /*window_is_open=*/false);
-    } else {
+    const auto before = std::exchange(stage, Stage::kIdle);
+    const bool is_continued = before == Stage::kBetweenBackwards;
+    if (!succeeded) {
       give_up();
+    } else if (keeps_graph) {
+      stage = Stage::kBetweenBackwards;
+      strategy.pause();
+      take_report(/*is_open=*/true, is_continued);
+    } else {
+      end_step(is_continued);
     }
+  }
+
+  void end_step(bool is_continued) {
+    strategy.end_backward();
+    take_report(/*is_open=*/false, is_continued);
+  }
+
+  void take_report(bool is_open, bool is_continued) {
+    auto next = strategy.report_of_call(/*updated=*/!is_open, is_open);
+    if (is_continued) next.add_counts(report);
+    report = next;
   }
 
   // The next try evicts more.
@@ -179,9 +207,10 @@ struct MemoryBudget::State {
   std::recursive_mutex mutex;
   MemoryStrategy strategy;
   OutsideMemory outside;
-  std::unique_ptr<MemoryStrategy::Enforced> enforced;  // in a `Forward`, and in its backward
-  int64_t forwards = 0;             // the number of the last, and of those that were dropped
-  bool waits_for_backward = false;  // the last
+  std::unique_ptr<MemoryStrategy::Enforced> enforced;  // in a `Forward`, and in its backwards
+  int64_t forwards = 0;  // the number of the last, and of those that were dropped
+  enum class Stage { kIdle, kForward, kBeforeBackward, kBetweenBackwards };
+  Stage stage = Stage::kIdle;  // of the last
   MemoryReport report;
   int64_t attempts = 0;
 };
@@ -190,7 +219,10 @@ MemoryBudget::MemoryBudget(const MemoryBudgetOptions& options)
     : state_(std::make_shared<State>(options)) {}
 
 MemoryBudget::~MemoryBudget() {
-  state_->drop_pending();
+  try {
+    state_->end_pending();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no step follows
+  }
   state_.reset();
   auto& allocator = memory::BudgetAllocator::cpu();
   if (!allocator.is_on()) allocator.trim();
@@ -199,7 +231,7 @@ MemoryBudget::~MemoryBudget() {
 torch::Tensor MemoryBudget::step(const std::function<torch::Tensor()>& loss,
                                  const StepOptions& options) {
   auto& state = *state_;
-  state.drop_pending();
+  state.end_pending();
   const MemoryStrategy::Enforced enforced(&state.strategy);
   const auto generator = GeneratorState::of_default();
   LeafGradients gradients;
@@ -263,7 +295,8 @@ MemoryBudget::Forward::Forward(std::unique_ptr<State> state) : state_(std::move(
 std::unique_ptr<MemoryBudget::Forward> MemoryBudget::forward(int64_t samples) {
   auto& state = *state_;
   const std::scoped_lock lock(state.mutex);
-  state.drop_pending();
+  state.end_pending();
+  state.stage = State::Stage::kForward;
   state.enforced = std::make_unique<MemoryStrategy::Enforced>(&state.strategy);
   state.attempts = 1;
   auto result = std::make_unique<Forward::State>();
@@ -273,8 +306,11 @@ std::unique_ptr<MemoryBudget::Forward> MemoryBudget::forward(int64_t samples) {
   result->watch.emplace([weak, number, had = result->had_backward] {
     const auto budget = weak.lock();
     if (!budget || !budget->begin_backward(number, *had)) return;
-    compat::on_backward_end([weak, number](bool succeeded) {
-      if (const auto living = weak.lock()) living->end_backward(number, succeeded);
+    // With create_graph it makes a graph of its own, which nobody has recorded: what goes through
+    // that is no part of the step.
+    const bool keeps = compat::current_backward_keeps_graph() && !at::GradMode::is_enabled();
+    compat::on_backward_end([weak, number, keeps](bool succeeded) {
+      if (const auto living = weak.lock()) living->end_backward(number, keeps, succeeded);
     });
   });
   result->forward.emplace(&state.strategy, samples);
@@ -288,12 +324,13 @@ void MemoryBudget::Forward::finish() {
   state_->forward->finish();
   state_->forward.reset();
   if (*state_->had_backward) {
+    budget.stage = MemoryBudget::State::Stage::kIdle;
     budget.strategy.forget();
     budget.enforced.reset();
     budget.report = budget.strategy.report_of_call(/*updated=*/true, /*window_is_open=*/false);
   } else {
     budget.enforced.reset();  // until backward begins: what lies between is no part of the step
-    budget.waits_for_backward = true;
+    budget.stage = MemoryBudget::State::Stage::kBeforeBackward;
   }
   state_.reset();
 }
@@ -304,6 +341,7 @@ MemoryBudget::Forward::~Forward() {
   const std::scoped_lock lock(budget.mutex);
   state_->forward.reset();
   budget.enforced.reset();
+  budget.stage = MemoryBudget::State::Stage::kIdle;
   budget.give_up();
 }
 

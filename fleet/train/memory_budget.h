@@ -56,10 +56,12 @@ class MemoryBudget {
   torch::Tensor step(const std::function<torch::Tensor()>& loss) { return step(loss, {}); }
 
   /// For loops that call backward themselves: record the forward while it lives, then call
-  /// backward. The budget is in force while it lives, and during the first backward of its graph; a
-  /// forward that gets none costs nothing. A backward that runs before `finish` is within the
-  /// budget too, but such a step is never planned. Where memory is short, the exception goes to the
-  /// caller, whose next try evicts more.
+  /// backward, with retain_graph as often as wanted: the step ends with the backward that does not
+  /// keep the graph, or makes one of its own (create_graph), or with the next forward. The budget
+  /// is in force while it lives, and during these backwards; a forward that gets none costs
+  /// nothing. A backward that runs before `finish` is within the budget too, but such a step is
+  /// never planned. Where memory is short, the exception goes to the caller, whose next try evicts
+  /// more.
   class Forward {
    public:
     ~Forward();  // without finish(): the forward failed

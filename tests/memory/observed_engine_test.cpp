@@ -68,6 +68,25 @@ class ObservedEngineTest : public ::testing::Test {
   Tensor x_ = torch::randn({8, 8}, torch::requires_grad());
 };
 
+TEST_F(ObservedEngineTest, AWatchSeesEachBackwardOfItsGraphOnce) {
+  std::string seen;
+  Tensor loss;
+  {
+    const compat::BackwardWatch outer([&] { seen += "o"; });
+    TapeScope scope(keep_all_);
+    const auto y = x_.sin().exp();
+    const compat::BackwardWatch inner([&] { seen += "i"; });
+    loss = y.tanh().exp().sum();
+    scope.tape().end();
+  }
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_EQ(seen, "oi");
+  x_.exp().sum().backward();  // another graph
+  EXPECT_EQ(seen, "oi");
+  loss.backward();
+  EXPECT_EQ(seen, "oioi");
+}
+
 TEST_F(ObservedEngineTest, IsTheDefaultOnlyWhileSomebodyObserves) {
   const auto* const before = compat::default_engine();
   {

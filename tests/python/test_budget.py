@@ -46,6 +46,26 @@ def test_is_plain_training_bit_for_bit_within_the_budget(make, share, step):
     assert_equal(ours, plain)
 
 
+def two_backwards(loss):
+    loss.backward(retain_graph=True)
+    (2 * loss).backward()
+
+
+@pytest.mark.parametrize("share", [0.7, 0.5, 0.33])
+def test_a_graph_that_is_kept_stays_within_the_budget(share):
+    def step(budget, loss):
+        with budget.forward():
+            value = loss()
+        two_backwards(value)
+        return value
+
+    plain = train(encoder, backward=two_backwards)
+    ours = train(encoder, share, plain.activations, step=step)
+    assert all(ours.within)
+    assert ours.report.evicted > 0 and ours.report.measured_peak <= ours.report.budget
+    assert_equal(ours, plain)
+
+
 def test_a_plan_is_followed_from_the_third_step_on_and_shown():
     plain = train(encoder)
     ours = train(encoder, 0.4, plain.activations)

@@ -40,9 +40,10 @@ def least_budget(error):
     return int(float(found[1]) * {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[found[2]])
 
 
-def train(make, share=None, of=None, steps=5, step=None):
+def train(make, share=None, of=None, steps=5, step=None, backward=torch.Tensor.backward):
     """`make()` returns a model and a closure for its loss. With `share`, the budget is what is live
-    plus that share of the activations `of` plain training. `step(budget, loss)` runs a step."""
+    plus that share of the activations `of` plain training. `step(budget, loss)` runs a step, and
+    `backward(loss)` that of plain training."""
     gc.collect()
     counting = testing.Counting()
     for seed in (torch.manual_seed, numpy.random.seed, random.seed):
@@ -61,7 +62,7 @@ def train(make, share=None, of=None, steps=5, step=None):
         testing.reset_peak()
         if share is None:
             loss = loss_of(model)
-            loss.backward()
+            backward(loss)
         else:
             budget = budget or fleet.MemoryBudget(f"{live + int(of * share)}B")
             try:

@@ -7,6 +7,7 @@
 #include "fleet/core/text/format.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/plan/plan.h"
+#include "fleet/memory/plan/profile/step_profile.h"
 #include "fleet/train/memory_budget.h"
 
 #include "tests/support/error_of.h"
@@ -19,8 +20,8 @@ using torch::Tensor;
 namespace nn = torch::nn;
 
 struct Net : nn::Module {
-  Net() {
-    for (int i = 0; i < 6; ++i) {
+  explicit Net(int blocks = 6) {
+    for (int i = 0; i < blocks; ++i) {
       layers->push_back(nn::Linear(64, 64));
       layers->push_back(nn::BatchNorm1d(64));
       layers->push_back(nn::GELU());
@@ -34,13 +35,13 @@ struct Net : nn::Module {
   Tensor x = torch::randn({512, 64});
 };
 
-// What four steps leave: losses, parameters, buffers, and the generator's next numbers.
-std::vector<Tensor> train(const std::function<Tensor(Net&)>& step) {
+// What the steps leave: losses, parameters, buffers, and the generator's next numbers.
+std::vector<Tensor> train(const std::function<Tensor(Net&)>& step, int steps = 4, int blocks = 6) {
   torch::manual_seed(1);
-  Net net;
+  Net net(blocks);
   torch::optim::SGD optimizer(net.parameters(), 0.1);
   std::vector<Tensor> result;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < steps; ++i) {
     optimizer.zero_grad();
     result.push_back(step(net));
     optimizer.step();
@@ -111,6 +112,173 @@ TEST(StepBudgetTest, ABackwardOfAnotherGraphDoesNotEndAForward) {
   EXPECT_EQ(first.report().measured_peak, 0);
   loss_a.backward();
   EXPECT_GT(first.report().measured_peak, 0);
+}
+
+// ---- graphs that are kept for several backwards
+
+enum class Keeps { kTwice, kForHeads, kForNothing };
+
+// A loss twice, the losses of two heads, or one whose graph is kept though nothing follows.
+std::pair<Tensor, Tensor> two_losses(Net& net, Keeps keeps) {
+  const auto y = net.layers->forward(net.x);
+  if (keeps == Keeps::kForHeads) return {(y.sigmoid() * y).tanh().mean(), y.tanh().square().mean()};
+  const auto loss = y.square().mean();
+  return {loss, loss};
+}
+
+void run_backwards(const std::pair<Tensor, Tensor>& losses, Keeps keeps) {
+  losses.first.backward({}, /*retain_graph=*/true);
+  if (keeps != Keeps::kForNothing) losses.second.backward();
+}
+
+TEST(StepBudgetTest, AGraphIsKeptForAsManyBackwardsAsTheProgramRuns) {
+  const auto& counter = memory::BudgetAllocator::cpu().counter();
+  constexpr int kSteps = 4, kBlocks = 20;
+  for (const auto keeps : {Keeps::kTwice, Keeps::kForHeads, Keeps::kForNothing}) {
+    const auto plain = train(
+        [&](Net& net) {
+          const auto losses = two_losses(net, keeps);
+          run_backwards(losses, keeps);
+          return losses.first.detach();
+        },
+        kSteps, kBlocks);
+    for (const int percent : {70, 50, 33}) {
+      // What only one head reads stays to the end of its backward, which no plan knows.
+      if (percent < 50 && keeps == Keeps::kForHeads) continue;
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(keeps) << ", " << percent << " %");
+      MemoryBudget budget({.budget = format("{}% of plain", percent)});
+      int step = 0, limited = 0;
+      const auto ours = train(
+          [&](Net& net) {
+            std::pair<Tensor, Tensor> losses;
+            {
+              const auto forward = budget.forward();
+              losses = two_losses(net, keeps);
+              forward->finish();
+            }
+            // The report is of the step before until its first backward has run.
+            if (step > 2) {
+              EXPECT_LE(budget.report().measured_peak, budget.report().budget);
+            }
+            if (step == 0) {
+              net.layers[0]->parameters()[0].register_hook([&](const Tensor& gradient) {
+                limited += counter.budget().has_value();
+                return gradient;
+              });
+            }
+            run_backwards(losses, keeps);
+            EXPECT_FALSE(counter.budget().has_value());
+            EXPECT_GT(budget.report().measured_peak, 0);
+            if (++step > 3) {
+              EXPECT_GT(budget.report().evicted, 0);
+            }
+            return losses.first.detach();
+          },
+          kSteps, kBlocks);
+      expect_equal(ours, plain);
+      EXPECT_EQ(limited, keeps == Keeps::kForNothing ? 4 : 8);
+      ASSERT_TRUE(budget.plan());
+      EXPECT_LE(budget.report().measured_peak, budget.report().budget);
+      EXPECT_TRUE(budget.profile()->graph.is_kept);
+      EXPECT_EQ(budget.profile()->graph.backwards, keeps == Keeps::kForNothing ? 1 : 2);
+    }
+  }
+}
+
+// The same inside `step`.
+TEST(StepBudgetTest, BackwardsOfAStepMayKeepTheGraph) {
+  const auto plain = train([](Net& net) {
+    const auto loss = net.loss();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return loss.detach();
+  });
+  MemoryBudget budget({.budget = "50% of plain"});
+  int step = 0;
+  expect_equal(train([&](Net& net) {
+                 const auto loss =
+                     budget.step([&] { return net.loss(); }, {.backward = [](const Tensor& value) {
+                                   value.backward({}, /*retain_graph=*/true);
+                                   value.backward();
+                                 }});
+                 if (++step > 2) {
+                   EXPECT_LE(budget.report().measured_peak, budget.report().budget);
+                 }
+                 return loss;
+               }),
+               plain);
+  EXPECT_EQ(budget.profile()->graph.backwards, 2);
+}
+
+// A penalty on gradients has a graph of its own, which is not recorded.
+TEST(StepBudgetTest, ABackwardThatMakesAGraphEndsTheStep) {
+  const auto run_backward = [](const Tensor& loss, Net& net) {
+    const auto gradients = torch::autograd::grad({loss}, {net.layers[0]->parameters()[0]}, {},
+                                                 /*retain_graph=*/true, /*create_graph=*/true);
+    (loss + gradients[0].square().mean()).backward();
+    return loss.detach();
+  };
+  const auto& counter = memory::BudgetAllocator::cpu().counter();
+  MemoryBudget budget({.budget = "1GiB"});
+  int limited = 0, backwards = 0;
+  const auto ours = train([&](Net& net) {
+    Tensor loss;
+    {
+      const auto forward = budget.forward();
+      loss = net.loss();
+      forward->finish();
+    }
+    loss.register_hook([&](const Tensor& gradient) {
+      ++backwards;
+      return gradient;
+    });
+    if (backwards == 0) {
+      net.layers[0]->parameters()[0].register_hook([&](const Tensor& gradient) {
+        limited += counter.budget().has_value();
+        return gradient;
+      });
+    }
+    return run_backward(loss, net);
+  });
+  expect_equal(ours, train([&](Net& net) { return run_backward(net.loss(), net); }));
+  EXPECT_EQ(backwards, 8);
+  EXPECT_EQ(limited, 4);
+  EXPECT_TRUE(budget.plan());
+}
+
+// The first step whose graph is kept may be short of memory by a plan that was made for one
+// backward; then, or after it, the plan is replaced.
+TEST(StepBudgetTest, AProgramThatBeginsToKeepTheGraphIsPlannedAnew) {
+  constexpr int kSingle = 3, kSteps = 6;
+  MemoryBudget budget({.budget = "50% of plain"});
+  std::shared_ptr<const memory::Plan> before;
+  int step = 0, short_of_memory = 0;
+  train(
+      [&](Net& net) {
+        if (step == kSingle) before = budget.plan();
+        for (;;) {
+          try {
+            Tensor loss;
+            {
+              const auto forward = budget.forward();
+              loss = net.loss();
+              forward->finish();
+            }
+            if (step >= kSingle) loss.backward({}, /*retain_graph=*/true);
+            loss.backward();
+            ++step;
+            return loss.detach();
+          } catch (const c10::OutOfMemoryError&) {
+            EXPECT_EQ(step, kSingle);
+            if (++short_of_memory > 1) throw;
+          }
+        }
+      },
+      kSteps);
+  ASSERT_TRUE(before);
+  EXPECT_NE(budget.plan(), before);
+  EXPECT_TRUE(budget.profile()->graph.is_kept);
+  EXPECT_LE(budget.report().measured_peak, budget.report().budget);
 }
 
 TEST(StepBudgetTest, ASecondTryStartsFromTheStateBeforeTheFirst) {

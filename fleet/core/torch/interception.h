@@ -118,9 +118,10 @@ bool runs_foreign_ops(int backward);
 /// with false if it failed. Once, on one of its threads. Only inside a backward.
 void on_backward_end(std::function<void(bool succeeded)> ended);
 
-/// Calls `begun` once, inside the first backward that reads what a SaveObserver has saved on this
-/// thread while it lived, before it reads it; never when that graph is gone without one. Backwards
-/// of other graphs do not matter.
+/// Calls `begun` once inside each backward that reads what a SaveObserver has saved on this thread
+/// while it lived, before it reads it: several where the graph is kept (retain_graph), none where
+/// it is gone without one. Backwards of other graphs do not matter. Of one inside another both are
+/// called, the outer first.
 class BackwardWatch {
  public:
   explicit BackwardWatch(std::function<void()> begun);

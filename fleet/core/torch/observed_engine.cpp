@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fleet/core/torch/observed_engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
 
 #include <ATen/SavedTensorHooks.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -14,37 +16,49 @@
 namespace fleet::compat {
 
 // Of what is saved while a BackwardWatch lives.
-class FirstRead {
+class BackwardReads {
  public:
-  explicit FirstRead(std::function<void()> begun) : begun_(std::move(begun)) {}
+  BackwardReads(std::shared_ptr<BackwardReads> outer, std::function<void()> begun)
+      : outer_(std::move(outer)), begun_(std::move(begun)) {}
 
   void reads() {
-    if (is_over_.load(std::memory_order_relaxed) || current_backward() < 0) return;
-    if (!is_over_.exchange(true)) std::exchange(begun_, nullptr)();
+    const int backward = current_backward();
+    if (backward < 0 || last_.load(std::memory_order_relaxed) == backward) return;
+    if (outer_) outer_->reads();
+    {
+      const std::scoped_lock lock(mutex_);
+      last_ = backward;
+      if (std::ranges::find(seen_, backward) != seen_.end()) return;
+      seen_.push_back(backward);
+    }
+    begun_();
   }
 
  private:
-  std::atomic<bool> is_over_{false};
+  std::shared_ptr<BackwardReads> outer_;
   std::function<void()> begun_;
+  std::atomic<int> last_{-1};
+  std::mutex mutex_;
+  c10::SmallVector<int, 4> seen_;  // guarded by mutex_
 };
 
 namespace {
 
 using torch::autograd::Engine;
 
-thread_local std::shared_ptr<FirstRead> t_first_read;
+thread_local std::shared_ptr<BackwardReads> t_reads;
 
 class Hook final : public torch::autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const torch::Tensor& tensor) override { saved_ = save_observed(tensor); }
   torch::Tensor call_unpack_hook() override {
-    if (first_read_) first_read_->reads();
+    if (reads_) reads_->reads();
     return saved_->unpack();
   }
 
  private:
   std::unique_ptr<SavedTensor> saved_;
-  std::shared_ptr<FirstRead> first_read_ = t_first_read;
+  std::shared_ptr<BackwardReads> reads_ = t_reads;
 };
 
 // The default before; for as long as the process lives, since graphs may ask it at any time.
@@ -119,14 +133,14 @@ void uninstall_engine() {
 const void* default_engine() { return &Engine::get_default_engine(); }
 
 struct BackwardWatch::State {
-  explicit State(std::shared_ptr<FirstRead> outer) : before(std::move(outer)) {}
-  std::shared_ptr<FirstRead> before;
+  std::shared_ptr<BackwardReads> before;
 };
 
 BackwardWatch::BackwardWatch(std::function<void()> begun)
-    : state_(std::make_unique<State>(
-          std::exchange(t_first_read, std::make_shared<FirstRead>(std::move(begun))))) {}
-BackwardWatch::~BackwardWatch() { t_first_read = std::move(state_->before); }
+    : state_(std::make_unique<State>(State{t_reads})) {
+  t_reads = std::make_shared<BackwardReads>(t_reads, std::move(begun));
+}
+BackwardWatch::~BackwardWatch() { t_reads = std::move(state_->before); }
 
 void on_backward_end(std::function<void(bool succeeded)> ended) {
   // LibTorch forgets its callbacks when a backward fails; their end is the end of the backward.

@@ -77,7 +77,7 @@ BudgetPlans::Forward BudgetPlans::begin() {
   samples_of_steps_ += samples_;
   sizes_.insert(samples_);
   auto& entry = entries_[samples_];
-  running_ = {};
+  running_ = {.backwards = std::make_shared<BackwardCounter>()};
   if (entry.plan) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
     if (entry.estimated_from == 0) {
@@ -120,12 +120,8 @@ void BudgetPlans::end_forward(const TapeReport& tape) {
   }
 }
 
-void BudgetPlans::set_backwards(int backwards) {
-  auto& entry = entries_[samples_];
-  running_.backwards = backwards;
-  if (backwards <= entry.backwards) return;
-  entry.backwards = backwards;
-  if (entry.plan) entry.why_again = format("its graph is kept for {} backwards", backwards);
+void BudgetPlans::pause() {
+  if (running_.profiler) running_.profiler->pause();
 }
 
 bool BudgetPlans::follows_plan() const {
@@ -146,19 +142,18 @@ void BudgetPlans::end_backward() {
     make(entry);
     if (!entry.plan) entry.measured = std::min(entry.measured, kMeasurements - 1);
   }
-  if (entry.plan && entry.profile->backwards < entry.backwards) {
-    auto profile = std::make_shared<StepProfile>(*entry.profile);
-    profile->backwards = entry.backwards;
-    entry.profile = std::move(profile);
-    if (!run.profiler) make(entry);
-  }
+  const auto graph = run.backwards ? run.backwards->use() : GraphUse();
+  const bool takes_more = include(entry, graph);
+  // Where others of this size take more, that is what counts.
+  const bool is_measured = run.profiler && graph.covers(entry.graph);
+  if (takes_more && !is_measured) make(entry);
   if (run.replays && followed && entry.plan == followed) check_times(entry, *run.replays);
-  if (!run.profiler || run.backwards < entry.backwards) return;  // others take more
+  if (!is_measured) return;
   if (std::exchange(entry.estimated_from, 0) > 0 && entry.plan && entry.why_again.empty()) {
     entry.why_again = "that one was estimated, and this one is measured";
   }
   auto profile = run.profiler->finish();
-  profile.backwards = run.backwards;
+  profile.graph = graph;
   entry.profile = std::make_shared<const StepProfile>(std::move(profile));
   ++entry.measured;
   entry.is_tightened = entry.is_checked = false;
@@ -167,6 +162,19 @@ void BudgetPlans::end_backward() {
   const auto least = least_plan(entry);
   throw too_small_error({*entry.profile, samples_, entry.base_tags}, budget_, least,
                         least_budget(least));
+}
+
+// True where the plan was made for less use of the graph: the profile is for this now.
+bool BudgetPlans::include(Entry& entry, const GraphUse& use) {
+  entry.graph.include(use);
+  if (!entry.plan || entry.profile->graph.covers(entry.graph)) return false;
+  auto profile = std::make_shared<StepProfile>(*entry.profile);
+  profile->graph = entry.graph;
+  entry.profile = std::move(profile);
+  entry.why_again = entry.graph.backwards > 1
+                        ? format("its graph is kept for {} backwards", entry.graph.backwards)
+                        : std::string("its graph is kept behind its backward");
+  return true;
 }
 
 // With the times of the first step that followed the plan another may be quicker. Of plans that
@@ -296,8 +304,12 @@ void BudgetPlans::forget() {
 
 bool BudgetPlans::tighten(bool can_split) {
   auto& entry = entries_[samples_];
-  running_ = {};
+  const auto run = std::exchange(running_, {});
   entry.can_split = can_split;
+  if (run.backwards && include(entry, run.backwards->use())) {
+    make(entry);
+    if (entry.plan) return true;
+  }
   if (!entry.plan) {
     // Nothing was left to evict. A file may still hold it.
     const bool may_help = options_.disk.is_known() || !can_split;

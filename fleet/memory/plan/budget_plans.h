@@ -10,6 +10,7 @@
 
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/memory/plan/plan.h"
+#include "fleet/memory/plan/profile/graph_use.h"
 #include "fleet/memory/plan/profile/profiler.h"
 #include "fleet/memory/plan/profile/replay_times.h"
 #include "fleet/memory/tape/policies.h"
@@ -53,16 +54,16 @@ class BudgetPlans {
   struct Forward {
     std::shared_ptr<TapePolicy> policy;
     std::shared_ptr<Profiler> profiler;
-    std::shared_ptr<ReplayTimes> replays;  // of the first step by a plan
-    bool is_unbounded = false;             // measured beyond the budget, the last resort
-    int backwards = 1;
+    std::shared_ptr<ReplayTimes> replays;        // of the first step by a plan
+    std::shared_ptr<BackwardCounter> backwards;  // to be told of those through its graph
+    bool is_unbounded = false;                   // measured beyond the budget, the last resort
   };
   /// How to record the forward.
   Forward begin();
   void end_forward(const TapeReport& tape);
-  /// The graph of this step is kept for so many backwards. A size that has such steps is planned
-  /// for them.
-  void set_backwards(int backwards);
+  /// A backward is over, and the graph is kept: another may follow, and what lies between is no
+  /// part of the step.
+  void pause();
   /// The step that runs follows a plan, so far to the letter.
   bool follows_plan() const;
   /// Throws an Error with the least sufficient budget if no plan exists for a step that cannot be
@@ -120,7 +121,7 @@ class BudgetPlans {
     int64_t saved_bytes = 0;     // of the forward that the profile is of
     int64_t saved_now = 0;       // of the same ops, where that is more; 0: it is not
     int64_t plain_peak = 0;      // by the profile
-    int backwards = 1;           // the most of any of its steps
+    GraphUse graph;              // the most of any of its steps
     std::string why_again;       // a plan is to replace another
     std::string offload_note;
     std::shared_ptr<const StepProfile> profile;
@@ -135,6 +136,7 @@ class BudgetPlans {
   void check_times(Entry& entry, const ReplayTimes& replays);
   void resolve(const Entry& entry);
   void make(Entry& entry);
+  static bool include(Entry& entry, const GraphUse& use);
   std::optional<Plan> plan_for(const Entry& entry, int64_t limit, bool with_file) const;
   int64_t limit_of(const Entry& entry) const;
   std::optional<Plan> better_plan(Entry& entry, int64_t limit) const;

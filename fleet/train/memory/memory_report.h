@@ -27,6 +27,18 @@ struct MemoryReport {
   int64_t offloaded_bytes = 0;  // written to the file
   int64_t fetched_bytes = 0;    // read from it; less when they were needed before they had left
   double offload_stall_s = 0;   // waited for the disk
+
+  /// Adds what was done before, in the same step: segments, values and bytes.
+  void add_counts(const MemoryReport& before) {
+    segments += before.segments;
+    evicted += before.evicted;
+    evicted_bytes += before.evicted_bytes;
+    not_recomputable += before.not_recomputable;
+    not_recomputable_bytes += before.not_recomputable_bytes;
+    offloaded_bytes += before.offloaded_bytes;
+    fetched_bytes += before.fetched_bytes;
+    offload_stall_s += before.offload_stall_s;
+  }
 };
 
 }  // namespace fleet

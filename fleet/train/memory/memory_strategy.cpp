@@ -152,6 +152,8 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
   if (m.plans_) {
     if (!uses_file) m.plans_->prepare(samples);
     auto run = m.plans_->begin();
+    backwards_ = std::move(run.backwards);
+    watch_.emplace([counter = backwards_] { counter->begun(); });
     policy_ = std::move(run.policy);
     profiler = std::move(run.profiler);
     replays = std::move(run.replays);
@@ -177,6 +179,8 @@ void MemoryStrategy::Forward::finish() {
   scope_->tape().end();
   const auto tape = scope_->tape().report();
   scope_.reset();
+  watch_.reset();
+  if (backwards_) backwards_->forward_ended();
   if (offload_) memory_->log_.kept_small_value(offload_->largest_small);
   if (memory_->named_) memory_->named_->check();
   if (memory_->plans_) memory_->plans_->end_forward(tape);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/budget_plans.h"
@@ -68,13 +69,16 @@ class MemoryStrategy {
     MemoryStrategy* memory_;
     std::shared_ptr<memory::TapePolicy> policy_;
     std::optional<memory::Offload> offload_;
+    std::shared_ptr<memory::BackwardCounter> backwards_;
+    std::optional<compat::BackwardWatch> watch_;
     std::optional<memory::TapeScope> scope_;
   };
-  /// Between `finish` and `end_backward`, if the graph is kept for several backwards.
-  void set_backwards(int backwards) {
-    if (plans_) plans_->set_backwards(backwards);
+  /// A backward is over that keeps the graph: another may follow.
+  void pause() {
+    if (plans_) plans_->pause();
   }
-  /// Throws when the budget is too small for a micro-batch that cannot be split.
+  /// After the last backward. Throws when the budget is too small for a micro-batch that cannot be
+  /// split.
   void end_backward();
 
   /// Memory was short: true when the same micro-batches may fit with another plan.

@@ -61,6 +61,12 @@ void Profiler::forward_ended() {
   node_began_ = Clock::now();
 }
 
+void Profiler::pause() {
+  if (std::exchange(is_paused_, true)) return;
+  close_node();
+  node_ = -1;
+}
+
 // The window is split there: what was freed would hide what the op takes.
 void Profiler::evicted(int64_t bytes, double seconds) {
   const auto peak = counter_.take_window_peak();
@@ -122,7 +128,12 @@ void Profiler::close_node() {
 void Profiler::unpacking() {
   had_inner_backward_ |= in_forward_;
   is_unpacking_ = true;
-  if (!in_forward_) close_node();
+  if (std::exchange(is_paused_, false)) {
+    counter_.take_window_peak();
+    left_out_of_node_ = 0;
+  } else if (!in_forward_) {
+    close_node();
+  }
   unpacking_began_ = Clock::now();
 }
 
@@ -134,7 +145,8 @@ void Profiler::unpacked(int op, int64_t handed_out) {
   }
   node_began_ = Clock::now();
   profile_.measured_peak = std::max(profile_.measured_peak, counter_.take_window_peak());
-  if (op < 0) return;
+  // After `finish` too, by a backward of a graph that was kept longer than the step.
+  if (op < 0 || op >= std::ssize(profile_.ops)) return;
   if (node_ != op) node_handed_out_ = 0;
   node_handed_out_ += handed_out;
   node_ = op;
@@ -167,8 +179,7 @@ void Profiler::estimate_dropouts() {
 }
 
 StepProfile Profiler::finish() {
-  close_node();
-  node_ = -1;
+  pause();
   replays_.write_into(profile_, &StepProfile::Op::seconds);
   estimate_dropouts();
   share_medians(profile_);

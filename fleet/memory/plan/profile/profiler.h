@@ -33,6 +33,8 @@ class Profiler final : public ReplayObserver {
   StepProfile::Block& block(int number) { return profile_.blocks[static_cast<size_t>(number)]; }
   void checkpoint_before(int op) { profile_.checkpoints.push_back(op); }
   void forward_ended();
+  /// Between two backwards of the graph: what happens there is no part of the step.
+  void pause();
   /// Values were evicted in the middle of an op, of a backward node, or of a replay.
   void evicted(int64_t bytes, double seconds);
 
@@ -60,6 +62,7 @@ class Profiler final : public ReplayObserver {
   Clock::time_point began_, op_began_, node_began_, unpacking_began_;
   bool in_forward_ = true;
   ReplayTimes replays_;
+  bool is_paused_ = false;
   bool is_unpacking_ = false;        // a replay may run
   bool had_inner_backward_ = false;  // since the last op: gradients taken inside the forward
   double left_out_of_forward_ = 0, left_out_of_op_ = 0, left_out_of_node_ = 0;  // seconds

@@ -11,8 +11,8 @@
 namespace fleet::memory {
 namespace {
 
-constexpr size_t kEnough = 3;    // samples; of fewer one may have been disturbed
-constexpr double kMaxRatio = 4;  // beyond, the clock was disturbed
+constexpr size_t kEnoughSamples = 3;  // of fewer one may have been disturbed
+constexpr double kMaxRatio = 4;       // beyond, the clock was disturbed
 
 }  // namespace
 
@@ -41,10 +41,10 @@ void ReplayTimes::write_into(StepProfile& profile, double StepProfile::Op::*time
     all.push_back(ratio);
     by_name[op.name].push_back(ratio);
   }
-  const double ratio_of_all = all.size() < kEnough ? 1 : median_of(all);
+  const double ratio_of_all = all.size() < kEnoughSamples ? 1 : median_of(all);
   const auto estimate = [&](const StepProfile::Op& op) {
     const auto ratios = by_name.find(op.name);
-    const bool is_known = ratios != by_name.end() && ratios->second.size() >= kEnough;
+    const bool is_known = ratios != by_name.end() && ratios->second.size() >= kEnoughSamples;
     return op.*time * (is_known ? median_of(ratios->second) : ratio_of_all);
   };
   for (const auto& same : equal_ops(profile)) {
@@ -58,7 +58,8 @@ void ReplayTimes::write_into(StepProfile& profile, double StepProfile::Op::*time
     if (always_ends_early) samples = std::move(early);
     for (const size_t i : same) {
       auto of_op = samples;
-      if (of_op.size() < kEnough && !always_ends_early) of_op.push_back(estimate(profile.ops[i]));
+      if (of_op.size() < kEnoughSamples && !always_ends_early)
+        of_op.push_back(estimate(profile.ops[i]));
       profile.ops[i].replay_seconds = median_of(std::move(of_op));
     }
   }

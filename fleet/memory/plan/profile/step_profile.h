@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "fleet/memory/plan/profile/graph_use.h"
 #include "fleet/memory/plan/profile/op_cost.h"
 
 namespace fleet::memory {
@@ -62,7 +63,7 @@ struct StepProfile {
   double backward_seconds = 0;    // without replays
   double recompute_overhead = 0;  // seconds of each recomputation, beside its ops
   int64_t measured_peak = 0;      // of the measured step, as it was run
-  int backwards = 1;              // that the graph is kept for: what is held stays until the last
+  GraphUse graph;
 
   double plain_seconds() const { return forward_seconds + backward_seconds; }
   int64_t saved_bytes() const;

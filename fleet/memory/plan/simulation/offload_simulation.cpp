@@ -9,7 +9,7 @@ namespace fleet::memory {
 
 bool OffloadSimulation::may_offload(int block, int end) const {
   const auto& entry = profile_.blocks[static_cast<size_t>(block)];
-  if (profile_.backwards > 1) return false;  // what was fetched stays for the next one
+  if (profile_.graph.is_kept) return false;  // what was fetched stays for the next one
   return disk_.is_known() && entry.can_offload && entry.bytes >= Offload::kMinBytes &&
          entry.dead != StepProfile::kNever &&
          std::ranges::all_of(entry.writers, [&](int writer) { return writer < end; });

@@ -74,7 +74,7 @@ PlanSimulation::PlanSimulation(const StepProfile& profile, OffloadFile::Speed di
 PlanSimulation::Interval PlanSimulation::interval(int begin, int end, bool is_dropped,
                                                   const std::vector<char>& recomputed) const {
   const auto outcome = segments_.simulate(begin, end, is_dropped, recomputed);
-  Interval result{.seconds = outcome.seconds * profile_.backwards};
+  Interval result{.seconds = outcome.seconds * profile_.graph.backwards};
   const auto n = static_cast<size_t>(end - begin);
   std::vector<int64_t> forward(n + 1, 0), backward(n + 1, 0), replay(n + 1, 0);
   result.held = outcome.mask_bytes;
@@ -252,7 +252,7 @@ PlanSimulation::Prediction PlanSimulation::predict(const Plan& plan) const {
   for (size_t s = 0; s < plan.segments.size(); ++s) {
     outcomes.push_back(outcome_of(plan, s));
     const auto& outcome = *outcomes.back();
-    result.seconds += outcome.seconds * profile_.backwards;
+    result.seconds += outcome.seconds * profile_.graph.backwards;
     if (outcome.starts >= 0) {
       replay_seconds[static_cast<size_t>(outcome.starts)] += outcome.seconds;
     }

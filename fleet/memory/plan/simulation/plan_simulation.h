@@ -55,9 +55,9 @@ class PlanSimulation {
   }
 
  private:
-  /// The op whose backward is the last to hold what the backward of `op` was the last to need. With
-  /// further backwards to come it stays until the first one is over, where memory is highest.
-  int released_at(int op, int begin = 0) const { return profile_.backwards > 1 ? begin : op; }
+  /// The op whose backward is the last to hold what the backward of `op` was the last to need.
+  /// Where the graph is kept it stays until the first one is over, where memory is highest.
+  int released_at(int op, int begin = 0) const { return profile_.graph.is_kept ? begin : op; }
 
   using Outcomes = std::vector<std::shared_ptr<const SegmentOutcome>>;
   struct Lifetimes;  // from when to when the blocks of a plan are held
