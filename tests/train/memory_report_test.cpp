@@ -71,6 +71,27 @@ TEST(MemoryReport, ComparesAPredictionWithTheMicroBatchesThatFollowedThePlan) {
   expect_near(bytes(2), bytes(3));
 }
 
+// The micro-batches that measure what plain training takes have no limit: the line compares those
+// after them with the budget.
+TEST(MemoryReport, ComparesABudgetInPercentOfPlainWithWhatCameAfterItWasKnown) {
+  auto strategy = within("50% of plain");
+  strategy.gradient_merge = true;
+  strategy.gradient_merge_configs.k_steps = 4;
+  Trained ours;
+  const auto text = printed_by([&] { ours = train(strategy, /*updates=*/1); });
+  const std::regex line(R"(the budget in force is ([0-9.]+ [KM]iB); )"
+                        R"(([0-9.]+ [KM]iB) used at the peak since it is known)"
+                        R"( \(([0-9.]+ [KM]iB) predicted\))");
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(text, found, line)) << text;
+  const auto bytes = [&](int group) { return byte_size(found[group].str()).value_or(0); };
+  EXPECT_GT(ours.last.memory.measured_peak, bytes(1)) << "the test proves nothing";
+  EXPECT_LE(bytes(2), bytes(1));
+  EXPECT_GT(bytes(2), bytes(1) / 2);
+  expect_near(bytes(2), bytes(3));
+  EXPECT_EQ(times_in(text, "used at the peak"), 1) << text;
+}
+
 TEST(MemoryReport, NamedCheckpointsHaveTheSameNumbers) {
   at::set_num_threads(1);
   BlockTraining setup{.net = {.blocks = 6, .width = 64, .dropout = 0.2}, .samples = 512};

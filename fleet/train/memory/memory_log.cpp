@@ -19,7 +19,8 @@ void MemoryLog::kept_small_value(int64_t bytes) {
 void MemoryLog::after_micro_batch(int64_t peak, const memory::BudgetPlans& plans) {
   const bool follows_plan = plans.follows_plan();
   if (follows_plan) planned_.bytes = std::max(planned_.bytes, peak);
-  planned_.is_all &= follows_plan;
+  planned_.is_all &= follows_plan || !plans.is_resolved();
+  limited_.is_all &= plans.is_resolved();
 }
 
 void MemoryLog::after_update(const memory::BudgetPlans::Steps& steps, const MemoryReport& report,
@@ -45,7 +46,9 @@ void MemoryLog::log_memory(const memory::BudgetPlans::Steps& steps, const Memory
                  byte_size_text(steps.plain_peak));
   text += plans ? format("; the budget in force is {}", byte_size_text(plans->budget()))
                 : std::string("; no budget is in force");
-  text += format("; {} used at the peak", byte_size_text(report.measured_peak));
+  text += limited_.is_all
+              ? format("; {} used at the peak", byte_size_text(report.measured_peak))
+              : format("; {} used at the peak since it is known", byte_size_text(limited_.bytes));
   if (steps.predicted_peak > 0) {
     if (!planned_.is_all) {
       text += format(", micro-batches without a plan included; {} in those with one",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -27,13 +28,15 @@ class MemoryLog {
   void after_forward(const memory::TapeReport& tape) { tape_ = tape; }
   /// A value of this size was kept because it is too small to be offloaded.
   void kept_small_value(int64_t bytes);
+  /// A peak since the budget is known.
+  void limited(int64_t peak) { limited_.bytes = std::max(limited_.bytes, peak); }
   /// Before `plans` learn that its backward has ended.
   void after_micro_batch(int64_t peak, const memory::BudgetPlans& plans);
   /// `plans`: null: checkpoints are named, and no budget is in force.
   void after_update(const memory::BudgetPlans::Steps& steps, const MemoryReport& report,
                     const memory::BudgetPlans* plans);
   /// The next micro-batch is the first of its window.
-  void begin_window() { planned_ = {}; }
+  void begin_window() { planned_ = limited_ = {}; }
 
  private:
   void log_memory(const memory::BudgetPlans::Steps& steps, const MemoryReport& report,
@@ -41,11 +44,12 @@ class MemoryLog {
   void log_recompute() const;
   void log_offload(const memory::BudgetPlans::Steps& steps, const MemoryReport& report) const;
 
-  struct PlannedPeak {   // of the window
-    int64_t bytes = 0;   // of the micro-batches that followed a plan
-    bool is_all = true;  // every one did
+  struct PartPeak {  // of some micro-batches of the window
+    int64_t bytes = 0;
+    bool is_all = true;  // they are all of it
   };
-  PlannedPeak planned_;
+  PartPeak planned_;                        // that followed a plan
+  PartPeak limited_;                        // since the budget is known, and what comes after them
   std::optional<memory::TapeReport> tape_;  // of the last forward
   int64_t largest_small_ = 0;
   bool offloads_;

@@ -14,7 +14,8 @@ struct MemoryReport {
   int64_t budget = 0;      // in force; 0: none
   int64_t predicted_peak = 0;  // of the plans that were followed; 0: none
   int64_t measured_peak = 0;   // of this call and those before it in its window; in the eager form
-                               // from `forward()` on, or without it from the call before
+                               // from `forward()` on, or without it from the call before. Also of
+                               // the micro-batches before a budget in percent of plain was known
   int64_t now = 0;
   bool is_resident = false;  // tensors are not counted: the process's resident memory, its peak
                              // since it began

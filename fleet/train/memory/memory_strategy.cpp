@@ -107,6 +107,7 @@ void MemoryStrategy::take_peak() {
   const auto peak = memory::BudgetAllocator::cpu().counter().take_call_peak();
   pending_peak_ = std::max(pending_peak_, peak);
   step_peak_ = std::max(step_peak_, peak);
+  if (plans_ && plans_->is_resolved()) log_.limited(peak);
 }
 
 void MemoryStrategy::apply_budget() {
@@ -248,12 +249,11 @@ MemoryReport MemoryStrategy::report_of_call(bool updated, bool window_is_open) {
   report_.predicted_peak = steps.predicted_peak;
   if (plans_ && plans_->is_resolved()) report_.budget = plans_->budget();
   if (counting_) {
-    auto& counter = memory::BudgetAllocator::cpu().counter();
-    report_.measured_peak =
-        std::max({window_peak_, std::exchange(pending_peak_, 0), counter.take_call_peak()});
+    take_peak();
+    report_.measured_peak = std::max(window_peak_, std::exchange(pending_peak_, 0));
     window_peak_ = window_is_open ? report_.measured_peak : 0;
     is_reported_ = true;
-    report_.now = counter.live();
+    report_.now = memory::BudgetAllocator::cpu().counter().live();
   }
   if (updated) log_.after_update(steps, report_, plans_.get());
   if (!window_is_open) log_.begin_window();
