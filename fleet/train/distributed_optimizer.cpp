@@ -2,6 +2,7 @@
 #include "fleet/train/distributed_optimizer.h"
 
 #include <cmath>
+#include <optional>
 
 #include "fleet/comm/world.h"
 #include "fleet/core/error.h"
@@ -9,6 +10,7 @@
 #include "fleet/core/log_subject.h"
 #include "fleet/core/seconds_since.h"
 #include "fleet/core/torch/interception.h"
+#include "fleet/memory/allocator/last_resort.h"
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/optim/passes/gradient_health.h"
 #include "fleet/snapshot/hand_over.h"
@@ -99,12 +101,15 @@ void DistributedOptimizer::compute_gradients(const MicroBatch& micro_batch, cons
       micro_batch.requested_size > 0 ? micro_batch.requested_size : s.merge.micro_batches();
   if (micro_batch.is_last && overlap) s.window.arm(requested);
   s.arena->set_gradient_policy(ParameterArena::GradientPolicy::kAccumulate);
+  std::optional<memory::LastResortScope> last_resort;
+  if (s.memory && !micro_batch.can_restart) last_resort.emplace([&] { return s.memory->exceed(); });
   if (s.normalizer->must_defer()) {
     s.normalizer->defer(loss, s.loss_scale());
   } else {
     const auto scaled = s.normalizer->scaled(loss, s.loss_scale());
     compat::run_autograd([&] { scaled.backward(); });
   }
+  last_resort.reset();
   s.arena->set_gradient_policy(ParameterArena::GradientPolicy::kDiscard);
   if (s.memory) s.memory->end_backward();
   if (micro_batch.is_last && !overlap) s.window.arm(requested);
@@ -267,7 +272,8 @@ DistributedOptimizer::ForwardScope DistributedOptimizer::forward(int64_t samples
   s.window.begin_for_backward();
   s.window.forward.reset();  // of a forward whose loss was not used
   if (s.plain_memory) s.plain_memory->begin();
-  s.window.forward = std::make_shared<ForwardScopes>(s, MicroBatch{.end = samples});
+  s.window.forward =
+      std::make_shared<ForwardScopes>(s, MicroBatch{.end = samples, .can_restart = false});
   return ForwardScope(s.window.forward);
 }
 
@@ -286,7 +292,8 @@ UpdateReport DistributedOptimizer::backward(const Loss& loss, const BackwardOpti
     const int64_t k_steps = s.merge.calls_per_update();
     compute_gradients({.end = scopes ? scopes->samples() : 0,
                        .is_last = options.is_last || (k_steps > 1 && s.merge.next_is_last()),
-                       .window_size = k_steps},
+                       .window_size = k_steps,
+                       .can_restart = false},
                       loss, report);
     report.in_window = true;
     report.samples = scopes ? scopes->samples() : 0;

@@ -86,7 +86,8 @@ class DistributedOptimizer {
   ///   optimizer.backward(loss);
   ///   if (++n % 4 == 0) fleet::log_step(optimizer.step());
   ///
-  /// The forward of the loss must lie in a scope of `forward()` where a strategy works on it.
+  /// The forward of the loss must lie in a scope of `forward()` where a strategy works on it. It is
+  /// not run again where memory is short: the first that does not fit a budget exceeds it.
   class ForwardScope;
   /// `samples`: of the micro-batch, for plans of recompute; 0: not known.
   [[nodiscard]] ForwardScope forward(int64_t samples = 0);

@@ -313,7 +313,7 @@ std::unique_ptr<MemoryBudget::Forward> MemoryBudget::forward(int64_t samples) {
       if (const auto living = weak.lock()) living->end_backward(number, keeps, succeeded);
     });
   });
-  result->forward.emplace(&state.strategy, samples);
+  result->forward.emplace(&state.strategy, samples, MemoryStrategy::Forward::Restart::kByCaller);
   return std::unique_ptr<Forward>(new Forward(std::move(result)));
 }
 

@@ -43,6 +43,7 @@ struct MicroBatch {
   bool is_last = true;         // of the accumulation window
   int64_t window_size = 1;     // micro-batches that the window will have
   int64_t requested_size = 0;  // that gradient merge makes of the batch; 0: as many as come
+  bool can_restart = true;     // its forward can be called again
 
   int64_t samples() const { return end - begin; }
 };

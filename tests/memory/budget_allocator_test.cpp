@@ -19,6 +19,7 @@
 #include "fleet/core/error.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/memory/allocator/budget_exceeded.h"
+#include "fleet/memory/allocator/last_resort.h"
 
 namespace fleet::memory {
 namespace {
@@ -443,6 +444,28 @@ TEST_F(BudgetAllocatorTest, PagesOfEvictedValuesAreUsedAtOnce) {
   counter.set_evictor(nullptr);
   EXPECT_FALSE(g_evictable.defined());
   EXPECT_LT(faults, kMiB / 4096 / 4);
+}
+
+TEST_F(BudgetAllocatorTest, ALastResortIsAskedOnItsThreadBeforeAnAllocationFails) {
+  counter.set_budget(baseline + kMiB);
+  int asked = 0;
+  {
+    const LastResortScope last([&] {
+      ++asked;
+      counter.set_budget(baseline + 4 * kMiB);
+      return asked == 1;
+    });
+    std::thread([] { out_of_memory([] { bytes(2 * kMiB); }); }).join();
+    EXPECT_EQ(asked, 0);
+    const auto within = bytes(kMiB);
+    EXPECT_EQ(asked, 0);
+    const auto beyond = bytes(2 * kMiB);
+    EXPECT_EQ(asked, 1);
+    out_of_memory([] { bytes(2 * kMiB); });
+    EXPECT_EQ(asked, 2);
+  }
+  out_of_memory([] { bytes(8 * kMiB); });
+  EXPECT_EQ(asked, 2);
 }
 
 TEST_F(BudgetAllocatorTest, CacheFollowsAPeakThatFalls) {

@@ -430,6 +430,61 @@ TEST(MemoryBudget, AnUpdateIsNeverLeftHalfDone) {
   expect_equal(copies(net->parameters()), copies(plain->parameters()));
 }
 
+// The eager form: the user's own forward cannot be run again.
+struct EagerTraining {
+  DistributedStrategy strategy = {};
+  int updates = 4;
+  int64_t samples = 256;
+};
+
+// The peaks of all updates but the first.
+int64_t train_eagerly(const EagerTraining& setup) {
+  at::set_num_threads(1);
+  const memory::BudgetAllocatorScope counting(BudgetAllocator::cpu());
+  auto& counter = BudgetAllocator::cpu().counter();
+  auto net = deep_net(/*norm=*/false);
+  auto optimizer = distributed_optimizer(
+      std::make_unique<optim::Momentum>(net, optim::MomentumOptions{.lr = 0.01}), setup.strategy);
+  int64_t peak = 0;
+  for (int update = 0; update < setup.updates; ++update) {
+    const auto batch = small_batch(setup.samples, update);
+    counter.reset_peaks();
+    Loss loss;
+    {
+      const auto scope = optimizer.forward(setup.samples);
+      loss = mean_loss(net, batch);
+    }
+    optimizer.backward(loss);
+    loss = {};
+    optimizer.step();
+    if (update > 0) peak = std::max(peak, counter.peak());
+  }
+  return peak;
+}
+
+TEST(MemoryBudget, ThatIsTooSmallForTheEagerFormSaysTheLeastThatWouldDo) {
+  const auto plain = train_deep({.samples = 256, .norm = false});
+  const auto text =
+      error_message_of<UsageError>([&] { train_eagerly({.strategy = within(plain.floor)}); });
+  EXPECT_TRUE(says(text, "[memory] the memory budget of ",
+                   " is too small: a micro-batch of 256 samples takes at least ",
+                   "are live before the forward (", "parameters ", "and the peak is in the ",
+                   "fix: set memory_budget to at least "));
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(text, found, std::regex("to at least ([0-9.]+[A-Za-z]+)"))) << text;
+  const auto least = byte_size(found[1].str()).value_or(0);
+  ASSERT_GT(least, plain.floor);
+  EXPECT_LE(train_eagerly({.strategy = within(found[1].str())}), least);
+
+  // As a share of plain training it is known only after a step, and the least with it.
+  const auto share = error_message_of<c10::OutOfMemoryError>([&] {
+    train_eagerly({.strategy = within(format("{}% of plain", 100 * plain.floor / plain.peak))});
+  });
+  EXPECT_TRUE(says(share, " is too small: a micro-batch of 256 samples takes at least ",
+                   "and the peak is in the ", "fix: set memory_budget to at least "));
+  EXPECT_EQ(times_in(share, "fix:"), 1) << share;
+}
+
 // A closure cannot be split: the whole of it has to fit.
 TEST(MemoryBudget, ThatIsTooSmallForAClosureSaysSoToo) {
   at::set_num_threads(1);

@@ -15,6 +15,7 @@
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_allocator.h"
 #include "fleet/memory/allocator/budget_exceeded.h"
+#include "fleet/memory/allocator/last_resort.h"
 
 namespace fleet::memory {
 namespace {
@@ -152,7 +153,9 @@ void MemoryCounter::count(int64_t bytes, const char* tag_name) {
       const auto evict = evictor_.load(std::memory_order_relaxed);
       const auto wait = waiter_.load(std::memory_order_relaxed);
       const bool has_freed = evict && evict(bytes - (budget - live)) > 0;
-      if (!has_freed && (!wait || !wait())) throw_exceeded(bytes, live, budget, tag_name);
+      if (!has_freed && (!wait || !wait()) && !LastResortScope::raise_budget()) {
+        throw_exceeded(bytes, live, budget, tag_name);
+      }
       live = live_.load(std::memory_order_relaxed);
       continue;
     }

@@ -8,6 +8,7 @@
 #include "fleet/core/log.h"
 #include "fleet/core/text/byte_size.h"
 #include "fleet/core/text/format.h"
+#include "fleet/memory/allocator/budget_exceeded.h"
 #include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/budget_report.h"
 #include "fleet/memory/plan/planner.h"
@@ -73,10 +74,11 @@ void BudgetPlans::estimate(Entry& entry) {
   make(entry);
 }
 
-BudgetPlans::Forward BudgetPlans::begin() {
+BudgetPlans::Forward BudgetPlans::begin(Restart restart) {
   samples_of_steps_ += samples_;
   sizes_.insert(samples_);
   auto& entry = entries_[samples_];
+  restart_ = restart;
   running_ = {.backwards = std::make_shared<BackwardCounter>()};
   if (entry.plan) {
     running_.policy = std::make_shared<PlannedPolicy>(entry.plan);
@@ -90,7 +92,9 @@ BudgetPlans::Forward BudgetPlans::begin() {
   }
   // The very first step has cold caches and page faults.
   const bool is_warm = entry.steps > 0 && entry.measured < kMeasurements;
-  if (is_warm || running_.is_unbounded) {
+  is_measured_ = is_warm || running_.is_unbounded;
+  const bool may_exceed = restart_ == Restart::kNever && !entry.plan && !entry.was_unbounded;
+  if (is_measured_ || may_exceed) {
     entry.base_tags = counter_.largest_tags(SIZE_MAX);
     running_.profiler = std::make_shared<Profiler>(counter_);
   }
@@ -124,6 +128,26 @@ void BudgetPlans::pause() {
   if (running_.profiler) running_.profiler->pause();
 }
 
+bool BudgetPlans::exceed() {
+  const auto place = entries_.find(samples_);
+  if (!running_.policy || place == entries_.end()) return false;
+  auto& entry = place->second;
+  if (entry.plan || running_.is_unbounded || restart_ == Restart::kHere) return false;
+  if (entry.least) {
+    throw BudgetExceeded({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                         too_small(entry).what());
+  }
+  if (restart_ != Restart::kNever || !running_.profiler || options_.limit <= budget_) return false;
+  running_.is_unbounded = is_measured_ = entry.was_unbounded = true;
+  if (options_.logs_plans) {
+    log::info("plan", format("{} does not fit within {} by evicting values: it goes on beyond, up "
+                             "to {}, to find out what it takes",
+                             micro_batch_text(samples_), byte_size_text(budget_),
+                             byte_size_text(options_.limit)));
+  }
+  return true;
+}
+
 bool BudgetPlans::follows_plan() const {
   const auto* planned = dynamic_cast<const PlannedPolicy*>(running_.policy.get());
   return planned && !planned->has_diverged();
@@ -145,7 +169,8 @@ void BudgetPlans::end_backward() {
   const auto graph = run.backwards ? run.backwards->use() : GraphUse();
   const bool takes_more = include(entry, graph);
   // Where others of this size take more, that is what counts.
-  const bool is_measured = run.profiler && graph.covers(entry.graph);
+  const bool is_measured =
+      std::exchange(is_measured_, false) && run.profiler && graph.covers(entry.graph);
   if (takes_more && !is_measured) make(entry);
   if (run.replays && followed && entry.plan == followed) check_times(entry, *run.replays);
   if (!is_measured) return;
@@ -159,9 +184,7 @@ void BudgetPlans::end_backward() {
   entry.is_tightened = entry.is_checked = false;
   make(entry);
   if (entry.plan || !run.is_unbounded || entry.can_split) return;
-  const auto least = least_plan(entry);
-  throw too_small_error({*entry.profile, samples_, entry.base_tags}, budget_, least,
-                        least_budget(least));
+  throw too_small(entry);
 }
 
 // True where the plan was made for less use of the graph: the profile is for this now.
@@ -250,8 +273,11 @@ Plan BudgetPlans::least_plan(const Entry& entry) const {
   return with.predicted_peak < least.predicted_peak ? with : least;
 }
 
-int64_t BudgetPlans::least_budget(const Plan& least) const {
-  return static_cast<int64_t>(static_cast<double>(least.predicted_peak) / (1 - kMinMargin));
+// Where no plan holds the budget.
+UsageError BudgetPlans::too_small(const Entry& entry) const {
+  const auto least = static_cast<double>(entry.least->predicted_peak) / (1 - kMinMargin);
+  return too_small_error({*entry.profile, samples_, entry.base_tags}, budget_, *entry.least,
+                         static_cast<int64_t>(least));
 }
 
 // By the size of micro-batch that was measured first; it stays for all.
@@ -275,6 +301,7 @@ void BudgetPlans::make(Entry& entry) {
     prefix += format("estimated from {}: ", micro_batch_text(entry.estimated_from));
   }
   entry.is_followed = false;
+  entry.least.reset();
   if (!plan) {
     entry.plan.reset();
     if (std::exchange(entry.estimated_from, 0) > 0) {  // it is measured instead
@@ -283,8 +310,9 @@ void BudgetPlans::make(Entry& entry) {
       return;
     }
     entry.measured = kMeasurements;
+    entry.least = least_plan(entry);
     if (options_.logs_plans) {
-      log::info("plan", prefix + no_plan_text(samples_, budget_, least_plan(entry).predicted_peak));
+      log::info("plan", prefix + no_plan_text(samples_, budget_, entry.least->predicted_peak));
     }
     return;
   }

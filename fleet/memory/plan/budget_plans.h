@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "fleet/core/error.h"
 #include "fleet/memory/allocator/memory_counter.h"
 #include "fleet/memory/plan/plan.h"
 #include "fleet/memory/plan/profile/graph_use.h"
@@ -47,6 +49,13 @@ class BudgetPlans {
   /// False while the budget is a fraction of what plain training takes, and that is not known.
   bool is_resolved() const { return is_resolved_; }
 
+  /// Who runs a step again for which memory was short.
+  enum class Restart {
+    kHere,      // whoever uses this, after `tighten`
+    kByCaller,  // the user's program, if it catches the exception, after `tighten`
+    kNever,     // nobody: the exception ends the program
+  };
+
   /// A step over so many samples (0: not known) comes next. Returns whether the offload file must
   /// be open during it, which the caller does before `begin`.
   bool prepare(int64_t samples);
@@ -59,11 +68,16 @@ class BudgetPlans {
     bool is_unbounded = false;                   // measured beyond the budget, the last resort
   };
   /// How to record the forward.
-  Forward begin();
+  Forward begin(Restart restart = Restart::kHere);
   void end_forward(const TapeReport& tape);
   /// A backward is over, and the graph is kept: another may follow, and what lies between is no
   /// part of the step.
   void pause();
+  /// An allocation of the step does not fit into the budget, and nothing is left to evict. True:
+  /// the step goes on beyond it, once for a size that nobody runs again, so that what it takes is
+  /// known. Throws a BudgetExceeded with the least sufficient budget where that is known to be
+  /// more.
+  bool exceed();
   /// The step that runs follows a plan, so far to the letter.
   bool follows_plan() const;
   /// Throws an Error with the least sufficient budget if no plan exists for a step that cannot be
@@ -127,6 +141,7 @@ class BudgetPlans {
     std::shared_ptr<const StepProfile> profile;
     std::vector<MemoryCounter::TagUse> base_tags;
     std::shared_ptr<const Plan> plan;
+    std::optional<Plan> least;  // where no plan holds the budget: that which takes the least
 
     bool is_infeasible() const;  // it will never have a plan
   };
@@ -141,7 +156,7 @@ class BudgetPlans {
   int64_t limit_of(const Entry& entry) const;
   std::optional<Plan> better_plan(Entry& entry, int64_t limit) const;
   Plan least_plan(const Entry& entry) const;
-  int64_t least_budget(const Plan& least) const;
+  UsageError too_small(const Entry& entry) const;
 
   BudgetPlansOptions options_;
   MemoryCounter& counter_;
@@ -152,6 +167,8 @@ class BudgetPlans {
   int64_t samples_of_steps_ = 0;  // since `begin_window`
   std::set<int64_t> sizes_;       // likewise
   Forward running_;
+  Restart restart_ = Restart::kHere;  // of it
+  bool is_measured_ = false;          // it has a profiler for a plan, not only in case it exceeds
 };
 
 }  // namespace fleet::memory

@@ -137,7 +137,8 @@ void MemoryStrategy::close_file() {
   counted_ = {};
 }
 
-MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memory_(memory) {
+MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples, Restart restart)
+    : memory_(memory) {
   if (!memory_) return;
   auto& m = *memory_;
   m.take_peak();
@@ -152,9 +153,10 @@ MemoryStrategy::Forward::Forward(MemoryStrategy* memory, int64_t samples) : memo
   }
   if (m.plans_) {
     if (!uses_file) m.plans_->prepare(samples);
-    auto run = m.plans_->begin();
+    auto run = m.plans_->begin(restart);
     backwards_ = std::move(run.backwards);
     watch_.emplace([counter = backwards_] { counter->begun(); });
+    if (restart != Restart::kHere) last_resort_.emplace([&m] { return m.exceed(); });
     policy_ = std::move(run.policy);
     profiler = std::move(run.profiler);
     replays = std::move(run.replays);
@@ -180,6 +182,7 @@ void MemoryStrategy::Forward::finish() {
   scope_->tape().end();
   const auto tape = scope_->tape().report();
   scope_.reset();
+  last_resort_.reset();
   watch_.reset();
   if (backwards_) backwards_->forward_ended();
   if (offload_) memory_->log_.kept_small_value(offload_->largest_small);
@@ -196,6 +199,13 @@ void MemoryStrategy::end_backward() {
   plans_->end_backward();
   is_unbounded_ = false;
   apply_budget();
+}
+
+bool MemoryStrategy::exceed() {
+  if (!plans_ || !plans_->exceed()) return false;
+  is_unbounded_ = true;
+  apply_budget();
+  return true;
 }
 
 bool MemoryStrategy::replan(bool can_split) { return plans_ && plans_->tighten(can_split); }

@@ -7,6 +7,7 @@
 
 #include "fleet/core/torch/interception.h"
 #include "fleet/memory/allocator/budget_allocator.h"
+#include "fleet/memory/allocator/last_resort.h"
 #include "fleet/memory/offload/offloaded_storage.h"
 #include "fleet/memory/plan/budget_plans.h"
 #include "fleet/memory/tape/tape.h"
@@ -58,8 +59,9 @@ class MemoryStrategy {
   /// Records this thread's ops until `finish`; null: does nothing.
   class Forward {
    public:
+    using Restart = memory::BudgetPlans::Restart;
     /// `samples`: 0: not known.
-    explicit Forward(MemoryStrategy* memory, int64_t samples = 0);
+    explicit Forward(MemoryStrategy* memory, int64_t samples = 0, Restart restart = Restart::kHere);
     /// Throws when the first forward did not name a checkpoint that was asked for.
     void finish();
     /// Before `finish`.
@@ -71,6 +73,7 @@ class MemoryStrategy {
     std::optional<memory::Offload> offload_;
     std::shared_ptr<memory::BackwardCounter> backwards_;
     std::optional<compat::BackwardWatch> watch_;
+    std::optional<memory::LastResortScope> last_resort_;
     std::optional<memory::TapeScope> scope_;
   };
   /// A backward is over that keeps the graph: another may follow.
@@ -80,6 +83,8 @@ class MemoryStrategy {
   /// After the last backward. Throws when the budget is too small for a micro-batch that cannot be
   /// split.
   void end_backward();
+  /// For a LastResortScope around backwards.
+  bool exceed();
 
   /// Memory was short: true when the same micro-batches may fit with another plan.
   bool replan(bool can_split);

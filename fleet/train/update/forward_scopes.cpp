@@ -11,6 +11,8 @@
 
 namespace fleet {
 
+using Restart = MemoryStrategy::Forward::Restart;
+
 ForwardScopes::ForwardScopes(TrainingStack& stack, const MicroBatch& micro_batch)
     : stack_(stack),
       samples_(micro_batch.samples()),
@@ -19,7 +21,8 @@ ForwardScopes::ForwardScopes(TrainingStack& stack, const MicroBatch& micro_batch
       sync_batch_norm_(std::in_place, stack.norm_comm),
       autocast_(std::in_place, stack.amp ? &stack.amp->autocast() : nullptr),
       budget_(std::in_place, stack.memory.get()),
-      recorded_(std::in_place, stack.memory.get(), samples_) {}
+      recorded_(std::in_place, stack.memory.get(), samples_,
+                micro_batch.can_restart ? Restart::kHere : Restart::kNever) {}
 
 void ForwardScopes::leave() {
   if (random_) seconds_ = seconds_since(begin_);

@@ -29,8 +29,9 @@ OutOfMemoryRetry::Ranges OutOfMemoryRetry::ranges_of(const BatchShape& batch) co
 OutOfMemoryRetry::MicroBatches OutOfMemoryRetry::micro_batches_of(const BatchShape& batch,
                                                                   const Ranges& ranges) const {
   if (batch.is_micro_batch) {
-    return {
-        {.is_last = stack_.merge.next_is_last(), .window_size = stack_.merge.calls_per_update()}};
+    return {{.is_last = stack_.merge.next_is_last(),
+             .window_size = stack_.merge.calls_per_update(),
+             .can_restart = !window_.is_open()}};
   }
   const auto requested = std::ssize(stack_.merge.split(batch.samples));
   MicroBatches result;
