@@ -97,21 +97,15 @@ Tensor gelu_linear_meta(const Tensor& x, const OptionalTensor& bias, const Tenso
   return at::empty(sizes, x.options());
 }
 
-double gelu_linear_flops(const std::vector<Tensor>& arguments, double result) {
-  if (arguments.size() < 2 || arguments[1].dim() == 0) return 0;
-  return 2 * result * static_cast<double>(arguments[0].size(-1));
-}
-
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
-  register_fused_op(
-      library,
-      "gelu_linear(Tensor x, Tensor? bias, Tensor weight, Tensor? out_bias, float p, "
-      "int[] counter, bool tanh=False) -> Tensor",
-      {.randomness = OpProperties::Randomness::kArguments, .flops = gelu_linear_flops},
-      gelu_linear_kernel,
-      {.meta = gelu_linear_meta,
-       .autograd = gelu_linear_autograd,
-       .autocast = gelu_linear_autocast});
+  register_fused_op(library,
+                    "gelu_linear(Tensor x, Tensor? bias, Tensor weight, Tensor? out_bias, float p, "
+                    "int[] counter, bool tanh=False) -> Tensor",
+                    {.randomness = OpProperties::Randomness::kArguments, .flops = product_flops},
+                    gelu_linear_kernel,
+                    {.meta = gelu_linear_meta,
+                     .autograd = gelu_linear_autograd,
+                     .autocast = gelu_linear_autocast});
 }
 
 }  // namespace

@@ -83,15 +83,10 @@ Tensor packed_linear_meta(const Tensor& x, const Tensor& weight, const OptionalT
   return at::empty(sizes, x.options());
 }
 
-double packed_linear_flops(const std::vector<Tensor>& arguments, double result) {
-  if (arguments.empty() || arguments[0].dim() == 0) return 0;
-  return 2 * result * static_cast<double>(arguments[0].size(-1));
-}
-
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
   library.def("packed_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   register_op("fleet::packed_linear",
-              {.randomness = OpProperties::Randomness::kNone, .flops = packed_linear_flops});
+              {.randomness = OpProperties::Randomness::kNone, .flops = product_flops});
 }
 TORCH_LIBRARY_IMPL(fleet, CPU, library) { library.impl("packed_linear", packed_linear_kernel); }
 TORCH_LIBRARY_IMPL(fleet, Meta, library) { library.impl("packed_linear", packed_linear_meta); }

@@ -43,15 +43,10 @@ Tensor packed_matmul_autocast(const Tensor& a, const Tensor& b) {
   return at::matmul(a, b);  // in autocast's type, whose products are LibTorch's
 }
 
-double packed_matmul_flops(const std::vector<Tensor>& arguments, double result) {
-  if (arguments.empty() || arguments[0].dim() == 0) return 0;
-  return 2 * result * static_cast<double>(arguments[0].size(-1));
-}
-
 TORCH_LIBRARY_FRAGMENT(fleet, library) {
   library.def("packed_matmul(Tensor a, Tensor b) -> Tensor");
   register_op("fleet::packed_matmul",
-              {.randomness = OpProperties::Randomness::kNone, .flops = packed_matmul_flops});
+              {.randomness = OpProperties::Randomness::kNone, .flops = product_flops});
 }
 TORCH_LIBRARY_IMPL(fleet, CPU, library) { library.impl("packed_matmul", batched_product); }
 TORCH_LIBRARY_IMPL(fleet, Meta, library) {

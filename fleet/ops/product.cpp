@@ -233,4 +233,9 @@ Tensor batched_product(const Tensor& a_, const Tensor& b_) {
   return c;
 }
 
+double product_flops(const std::vector<torch::Tensor>& arguments, double result) {
+  if (arguments.empty() || arguments[0].dim() == 0) return 0;
+  return 2 * result * static_cast<double>(arguments[0].size(-1));
+}
+
 }  // namespace fleet::ops

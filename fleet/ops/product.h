@@ -3,6 +3,8 @@
 
 // No public header. Products of matrices that LibTorch or Fleet computes, whichever is faster here.
 
+#include <vector>
+
 #include <torch/types.h>
 
 namespace fleet::ops {
@@ -47,5 +49,9 @@ torch::Tensor batched_product(const torch::Tensor& a, const torch::Tensor& b);
 /// x W^T + bias for an x of any dimensions, past autograd.
 torch::Tensor linear_product(const torch::Tensor& x, const torch::Tensor& weight,
                              const torch::Tensor& bias);
+
+/// The FLOPs of an op (OpProperties::flops) whose result's elements are each a sum over the last
+/// dimension of its first argument.
+double product_flops(const std::vector<torch::Tensor>& arguments, double result);
 
 }  // namespace fleet::ops
