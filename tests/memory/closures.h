@@ -21,6 +21,8 @@
 #include "fleet/memory/tape/policies.h"
 #include "fleet/memory/tape/tape.h"
 
+#include "tests/memory/equal_tensors.h"
+
 namespace fleet::memory::closure_test {
 
 using torch::Tensor;
@@ -96,11 +98,6 @@ class Closures : public ::testing::Test {
     for (const auto& leaf : leaves) result.push_back(leaf.grad().clone());
     result.push_back(torch::rand({4}));
     return result;
-  }
-
-  static void expect_equal(const std::vector<Tensor>& ours, const std::vector<Tensor>& plain) {
-    ASSERT_EQ(ours.size(), plain.size());
-    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(plain[i])) << i;
   }
 
   // The loss under every treatment; with `by_hand`, all of it inside `fleet::recompute` too.

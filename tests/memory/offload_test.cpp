@@ -12,6 +12,7 @@
 #include "fleet/memory/tape/policies.h"
 #include "fleet/memory/tape/tape.h"
 
+#include "tests/memory/equal_tensors.h"
 #include "tests/support/error_of.h"
 #include "tests/support/launched.h"
 #include "tests/support/says.h"
@@ -63,11 +64,6 @@ torch::Tensor recorded(const Chain& chain, const Offload* offload) {
   NamedCuts policy(names());
   const TapeScope scope(policy, offload);
   return chain.forward();
-}
-
-void expect_equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << i;
 }
 
 int64_t live() { return BudgetAllocator::cpu().counter().live(); }
